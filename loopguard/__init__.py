@@ -1,0 +1,97 @@
+"""loopguard: a ceiling on agent loops, their budgets and their tool calls.
+
+Decorate the agent functions you already have; nothing runs past its ceiling, its budget or its
+approval; every loop can be seen in Jaeger.
+"""
+
+from __future__ import annotations
+
+from loopguard._call import ToolCall, current_call
+from loopguard._config import configure
+from loopguard._guard import Guard, tool
+from loopguard._loop import loop
+from loopguard._outcomes import (
+    Iteration,
+    LoopResult,
+    LoopState,
+    StopReason,
+    Transition,
+    Verdict,
+    result_of,
+)
+from loopguard._run import Run, charge, current_run
+from loopguard._usage import Usage
+from loopguard.budgets import Budget
+from loopguard.exceptions import (
+    AlreadyDecided,
+    ApprovalDenied,
+    ApprovalTimeout,
+    BudgetExceeded,
+    CheckpointError,
+    ConfigurationError,
+    EvaluationFailed,
+    JournalError,
+    JudgeError,
+    LeaseLost,
+    LoopGuardError,
+    LoopGuardWarning,
+    LoopHalted,
+    LoopLimitExceeded,
+    LoopStopped,
+    MaxStepsExceeded,
+    RecordedError,
+    RunConflict,
+    RunNotFound,
+    ToolCallRefused,
+    ToolTimeout,
+)
+from loopguard.guardrails import Approval, ApproveTool, LoopLimit, MaxSteps, WrapTool
+from loopguard.telemetry import configure_telemetry
+
+__all__ = [
+    "AlreadyDecided",
+    "Approval",
+    "ApprovalDenied",
+    "ApprovalTimeout",
+    "ApproveTool",
+    "Budget",
+    "BudgetExceeded",
+    "CheckpointError",
+    "ConfigurationError",
+    "EvaluationFailed",
+    "Guard",
+    "Iteration",
+    "JournalError",
+    "JudgeError",
+    "LeaseLost",
+    "LoopGuardError",
+    "LoopGuardWarning",
+    "LoopHalted",
+    "LoopLimit",
+    "LoopLimitExceeded",
+    "LoopResult",
+    "LoopState",
+    "LoopStopped",
+    "MaxSteps",
+    "MaxStepsExceeded",
+    "RecordedError",
+    "Run",
+    "RunConflict",
+    "RunNotFound",
+    "StopReason",
+    "ToolCall",
+    "ToolCallRefused",
+    "ToolTimeout",
+    "Transition",
+    "Usage",
+    "Verdict",
+    "WrapTool",
+    "charge",
+    "configure",
+    "configure_telemetry",
+    "current_call",
+    "current_run",
+    "loop",
+    "result_of",
+    "tool",
+]

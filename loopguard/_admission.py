@@ -1,0 +1,594 @@
+"""The admission: one decision over all limits of a call's chain, and its settlement.
+
+Everything here is written for speed: it runs on every tool call. What can be known when a run and
+a tool first meet is compiled then; see `_guard.compile_plan`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Protocol
+
+from loopguard import _events as events
+from loopguard._amounts import decimals, plain
+from loopguard._call import CURRENT, ToolCall
+from loopguard._pipeline import LOCK, EffectTimeout, Invoke, Proceed, Steps
+from loopguard.exceptions import LoopGuardWarning, LoopHalted, ToolCallRefused, ToolTimeout
+
+if TYPE_CHECKING:
+    from loopguard._call import Tool
+    from loopguard._run import Run
+
+__all__ = ["BATCH", "Admission", "Batch", "Cell", "Tracer", "caller", "warn"]
+
+NO_ALERT = 10**60
+
+
+class Cell:
+    """What one run has spent and reserved of one unit, in 1e-18 of the unit."""
+
+    __slots__ = ("alert", "reserved", "spent", "watchers")
+
+    def __init__(self) -> None:
+        self.spent = 0
+        self.reserved = 0
+        self.alert = NO_ALERT
+        """Once spent reaches this, a budget wants to hear of it (`warn_at`)."""
+        self.watchers: list[Callable[[], int]] = []
+        """Each emits its warning if it is due, and returns where it wants to be called next."""
+
+    def rearm(self) -> None:
+        """Call the watchers, outside the lock."""
+        self.alert = min((watcher() for watcher in list(self.watchers)), default=NO_ALERT)
+
+
+class Tracer(Protocol):
+    """What a plan needs of telemetry, so that the pipeline doesn't import it."""
+
+    def open(self, plan: Admission, call: ToolCall, start_ns: int) -> Any:
+        """A span for this call, started at start_ns."""
+
+    def attach(self, span: Any) -> Any:
+        """Make it current; a token for detach."""
+
+    def detach(self, token: Any) -> None:
+        """Make current what was."""
+
+    def close(self, span: Any, plan: Admission, call: ToolCall, error: BaseException | None) -> None:
+        """End it: with the refusal, the error or, for None, well."""
+
+
+class Batch:
+    """One turn's worth of calls: its refusals count as one."""
+
+    __slots__ = ("admitted", "caller", "refusal")
+
+    def __init__(self) -> None:
+        self.caller = caller()
+        self.admitted = False
+        self.refusal: ToolCallRefused | None = None
+
+
+BATCH: ContextVar[Batch | None] = ContextVar("loopguard_batch", default=None)
+
+
+def caller() -> Any:
+    """The task or thread that is running: a row of refusals belongs to it."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        task = None
+    return task if task is not None else threading.current_thread()
+
+
+def warn(message: str, runs: Sequence[Run] = ()) -> None:
+    """Say it as a warning and in the results; never let a warning filter turn it into an error here."""
+    for run in runs:
+        if len(run.warnings) < 100:
+            run.warnings.append(message)
+    try:
+        warnings.warn(message, LoopGuardWarning, stacklevel=4)
+    except LoopGuardWarning:
+        pass
+
+
+class Admission:
+    """All limits of one run's chain for one tool: what is decided together, and settled together."""
+
+    __slots__ = (
+        "attributes",
+        "chain",
+        "checks",
+        "dynamic",
+        "finishers",
+        "listeners",
+        "name",
+        "preparers",
+        "proceed",
+        "reservations",
+        "root",
+        "run",
+        "takers",
+        "timeout",
+        "timeout_source",
+        "tool",
+        "tracer",
+        "undoers",
+    )
+
+    def __init__(
+        self,
+        tool: Tool,
+        chain: tuple[Run, ...],
+        limits: Sequence[Any],
+        listeners: tuple[Callable[[events.Event], object], ...],
+        tracer: Tracer | None,
+    ) -> None:
+        self.tool = tool
+        self.name = tool.name
+        self.chain = chain
+        self.root = chain[0]
+        self.run = chain[-1]
+        self.listeners = listeners
+        self.tracer = tracer
+        self.attributes: dict[str, Any] | None = None
+        self.proceed: Proceed | None = None
+        """The composed pipeline, or None where no hook waits."""
+        self.timeout: float | None = None
+        self.timeout_source: str | None = None
+        self.dynamic = tool.cost_fn is not None or not tool.cost
+        self.reservations = (
+            () if self.dynamic else tuple((run.cell(unit), exact) for unit, exact in tool.cost for run in chain)
+        )
+        methods: dict[str, list[Any]] = {}
+        for slot in ("prepare", "check", "take", "undo", "done"):
+            methods[slot] = [getattr(limit, slot, None) for limit in limits]
+        present: dict[str, tuple[Any, ...]] = {k: tuple(m for m in v if m is not None) for k, v in methods.items()}
+        self.preparers = present["prepare"]
+        self.checks = present["check"]
+        self.takers = present["take"]
+        # undo and done get the token of the same limit's take: its index, or -1 where it takes nothing
+        taking = [i for i, take in enumerate(methods["take"]) if take is not None]
+        index = {i: n for n, i in enumerate(taking)}
+        self.undoers = tuple((index.get(i, -1), m) for i, m in enumerate(methods["undo"]) if m is not None)
+        self.finishers = tuple((index.get(i, -1), m) for i, m in enumerate(methods["done"]) if m is not None)
+
+    # -- before the body -----------------------------------------------------------------------
+
+    def admit(self, call: ToolCall) -> ToolCallRefused | None:
+        """Take what the call needs from every limit, or nothing at all; the refusal if any says no."""
+        root = self.root
+        if root.restless:
+            self._halt()
+        if self.dynamic:
+            call.amounts = self._estimate(call)
+        for prepare in self.preparers:
+            prepare(call)
+        with LOCK:
+            if root.alarm:
+                refusal = self.latched()
+                if refusal is not None:
+                    return refusal
+            for check in self.checks:
+                refusal = check(call)
+                if refusal is not None:
+                    return refusal  # type: ignore[no-any-return]  # a limit's check is duck-typed
+            self._take(call)
+        return None
+
+    def _take(self, call: ToolCall) -> None:
+        for run in self.chain:
+            run.steps += 1
+        call.step = self.run.steps
+        if self.dynamic:
+            for unit, exact in call.amounts:
+                for run in self.chain:
+                    run.cell(unit).reserved += exact
+        else:
+            for cell, exact in self.reservations:
+                cell.reserved += exact
+        if self.takers:
+            call.tokens = [take(call) for take in self.takers]
+
+    def _estimate(self, call: ToolCall) -> tuple[tuple[str, int], ...]:
+        if self.tool.cost_fn is not None:
+            return self.tool.estimate(call)
+        seen = self.root.largest.get(self.tool.ident)
+        return tuple(seen.items()) if seen else ()
+
+    def latched(self) -> ToolCallRefused | None:
+        """The refusal of the outermost run on the chain that was stopped, has ended, or is past its deadline."""
+        for run in self.chain:
+            latch = run.latch
+            if latch is None and run.deadline is not None and run.overdue():
+                latch = run.timed_out()
+            if latch is not None:
+                return ToolCallRefused(
+                    latch.code, latch.guardrail, self.name, latch.reason, latch.limit, latch.value, run.name, run.id
+                )
+        return None
+
+    def undo(self, call: ToolCall) -> None:
+        """The body never started: everything taken goes back."""
+        with LOCK:
+            self._undo(call)
+
+    def _undo(self, call: ToolCall) -> None:
+        if call.settled:
+            return
+        call.settled = True
+        for run in self.chain:
+            run.steps -= 1
+        for unit, exact in call.amounts:
+            for run in self.chain:
+                run.cell(unit).reserved -= exact
+        for index, undo in self.undoers:
+            undo(call, call.tokens[index] if index >= 0 else None)
+
+    def readmit(self, old: ToolCall, new: ToolCall) -> ToolCallRefused | None:
+        """Admit an edited call in the place of the old one, in one step."""
+        if self.dynamic:
+            new.amounts = self._estimate(new)
+        for prepare in self.preparers:
+            prepare(new)
+        with LOCK:
+            self._undo(old)
+            refusal = self.latched() if self.root.alarm else None
+            for check in self.checks:
+                if refusal is None:
+                    refusal = check(new)
+            if refusal is None:
+                self._take(new)
+            else:
+                new.settled = True
+        return refusal
+
+    def again(self, call: ToolCall) -> tuple[ToolCall, ToolCallRefused | None]:
+        """The next attempt of a call whose last one is settled: no new step, its own cost."""
+        new = call.replace(arguments=call.arguments)
+        new.attempt = call.attempt + 1
+        new.step, new.tokens = call.step, call.tokens
+        if self.dynamic:
+            new.amounts = self._estimate(new)
+        with LOCK:
+            refusal = self.latched() if self.root.alarm else None
+            for check in self.checks:
+                if refusal is None and getattr(check, "per_attempt", False):
+                    refusal = check(new)
+            if refusal is None:
+                for unit, exact in new.amounts:
+                    for run in self.chain:
+                        run.cell(unit).reserved += exact
+            else:
+                new.settled = True
+        return new, refusal
+
+    def refuse(self, call: ToolCall, refusal: ToolCallRefused) -> ToolCallRefused:
+        """Book the refusal; the caller raises it."""
+        for run in self.chain:
+            run.refusals += 1
+        batch = BATCH.get()
+        if batch is None:
+            note_refusal(self.chain, refusal)
+        else:
+            batch.refusal = refusal
+        if self.listeners:
+            self._emit_refusal(call, refusal, False)
+        return refusal
+
+    def _emit_refusal(self, call: ToolCall, refusal: ToolCallRefused, observed: bool) -> None:
+        self.emit(
+            events.ToolRefused(
+                run_id=self.run.id,
+                at=time.time(),
+                iteration=self.run.iteration or None,
+                call_id=call.id,
+                tool=self.name,
+                arguments=call.arguments_or_raw(),
+                code=refusal.code,
+                guardrail=refusal.guardrail,
+                reason=refusal.reason,
+                limit=refusal.limit,
+                value=refusal.value,
+                owner_id=refusal.run_id,
+                observed=observed,
+            )
+        )
+
+    def _halt(self) -> None:
+        """Raise LoopHalted if this task, or this run, has been refused too often in a row."""
+        halted = halting(self.chain)
+        if halted is not None:
+            raise LoopHalted(*halted.args)  # a fresh one: tracebacks must not pile up on a kept one
+
+    # -- the body ------------------------------------------------------------------------------
+
+    def start(self, call: ToolCall) -> None:
+        """The body is about to run: from here on the call is settled, not undone."""
+        call.started = True
+        if self.listeners:
+            for refusal in call.observed or ():
+                self._emit_refusal(call, refusal, True)
+            call.started_at = time.perf_counter()
+            self.emit(
+                events.ToolStarted(
+                    run_id=self.run.id,
+                    at=time.time(),
+                    iteration=self.run.iteration or None,
+                    call_id=call.id,
+                    tool=self.name,
+                    arguments=call.arguments_or_raw(),
+                    reserved=decimals(call.amounts),
+                    attempt=call.attempt,
+                )
+            )
+
+    def returned(self, call: ToolCall, result: Any) -> None:
+        """Settle a call whose body returned."""
+        if call.reported is None and not self.dynamic:
+            with LOCK:
+                call.settled = True
+                for cell, exact in self.reservations:
+                    cell.reserved -= exact
+                    cell.spent += exact
+                    if cell.spent >= cell.alert:
+                        self.root.alerts.append(cell)
+            for index, done in self.finishers:
+                done(call, call.tokens[index] if index >= 0 else None, result, None)
+            if self.root.restless:
+                self._calm()
+            if self.root.alerts:
+                self._alert()
+            if self.listeners:
+                self._emit_finished(call, "returned", dict(call.amounts), result, None)
+        else:
+            self.settle(call, "returned", result, None)
+
+    def failed(self, call: ToolCall, error: BaseException) -> None:
+        """Settle a call whose body raised, timed out, was cancelled, or was left (a generator)."""
+        if isinstance(error, GeneratorExit):
+            outcome = "closed"
+        elif isinstance(error, asyncio.CancelledError):
+            outcome = "cancelled"
+        elif isinstance(error, ToolTimeout) and error is call.timed_out:
+            outcome = "timed_out"
+        else:
+            outcome = "raised"
+        self.settle(call, outcome, None, error)
+
+    def settle(self, call: ToolCall, outcome: str, result: Any, error: BaseException | None) -> None:
+        """Turn what was reserved into what was spent, once."""
+        with LOCK:
+            if call.settled:
+                return
+            call.settled = True
+            charged = self._charged(call, outcome)
+            reserved = dict(call.amounts)
+            for unit in {**reserved, **charged}:
+                for run in self.chain:
+                    cell = run.cell(unit)
+                    cell.reserved -= reserved.get(unit, 0)
+                    cell.spent += charged.get(unit, 0)
+                    if cell.spent >= cell.alert:
+                        self.root.alerts.append(cell)
+            overrun = self._learn(call)
+        for index, done in self.finishers:
+            done(call, call.tokens[index] if index >= 0 else None, result, error)
+        if self.root.restless and not isinstance(error, ToolCallRefused | LoopHalted):
+            self._calm()
+        if self.root.alerts:
+            self._alert()
+        if overrun and not self.tool.cost and self.tool.cost_fn is None and self.tool.ident not in self.root.warned:
+            self.root.warned.add(self.tool.ident)
+            warn(
+                f"the tool {self.name} charged {', '.join(plain(a, u) for u, a in overrun.items())} more than was "
+                f"reserved for it: declare the most it may cost, @tool(cost=…), so that a budget can refuse it before",
+                (self.root,),
+            )
+        if self.listeners:
+            self._emit_finished(call, outcome, charged, result, error, bool(overrun))
+
+    @staticmethod
+    def _charged(call: ToolCall, outcome: str) -> dict[str, int]:
+        reported = call.reported or {}
+        if outcome == "raised":
+            return dict(reported)
+        # unknown what a cancelled or timed out body did: it pays its estimate, or more if it said so
+        if outcome in ("cancelled", "timed_out"):
+            estimate = dict(call.estimate)
+            return {unit: max(estimate.get(unit, 0), reported.get(unit, 0)) for unit in {**estimate, **reported}}
+        return {**dict(call.estimate), **reported}
+
+    def _learn(self, call: ToolCall) -> dict[str, int]:
+        """What was reported above the estimate; remember the largest for tools without a cost."""
+        if not call.reported:
+            return {}
+        estimate = dict(call.estimate)
+        if not self.tool.cost and self.tool.cost_fn is None:
+            seen = self.root.largest.setdefault(self.tool.ident, {})
+            for unit, exact in call.reported.items():
+                seen[unit] = max(seen.get(unit, 0), exact)
+        return {u: a - estimate.get(u, 0) for u, a in call.reported.items() if a > estimate.get(u, 0)}
+
+    def report(self, call: ToolCall, amounts: Sequence[tuple[str, int]]) -> None:
+        """`charge()` inside the body: what outgrows the reservation is reserved at once."""
+        with LOCK:
+            late = call.settled
+            if late:
+                for unit, exact in amounts:
+                    for run in self.chain:
+                        cell = run.cell(unit)
+                        cell.spent += exact
+                        if cell.spent >= cell.alert:
+                            self.root.alerts.append(cell)
+            else:
+                reported = call.reported = call.reported or {}
+                reserved = dict(call.amounts)
+                for unit, exact in amounts:
+                    reported[unit] = reported.get(unit, 0) + exact
+                    more = reported[unit] - reserved.get(unit, 0)
+                    if more > 0:
+                        reserved[unit] = reported[unit]
+                        for run in self.chain:
+                            run.cell(unit).reserved += more
+                if call.estimated is None:
+                    call.estimated = call.amounts
+                call.amounts = tuple(reserved.items())
+        if late:
+            if self.root.alerts:
+                self._alert()
+            if self.listeners:
+                self.emit(
+                    events.Charged(run_id=self.run.id, at=time.time(), amounts=decimals(tuple(amounts)), call_id=call.id)
+                )
+
+    # -- afterwards ----------------------------------------------------------------------------
+
+    def _calm(self) -> None:
+        batch = BATCH.get()
+        if batch is None:
+            end_row(self.chain)
+        else:
+            batch.admitted = True
+
+    def _alert(self) -> None:
+        alerts = self.root.alerts
+        while alerts:
+            try:
+                alerts.pop().rearm()
+            except IndexError:  # another thread took it
+                return
+
+    def _emit_finished(
+        self,
+        call: ToolCall,
+        outcome: str,
+        charged: Mapping[str, int],
+        result: Any,
+        error: BaseException | None,
+        overrun: bool = False,
+    ) -> None:
+        self.emit(
+            events.ToolFinished(
+                run_id=self.run.id,
+                at=time.time(),
+                iteration=self.run.iteration or None,
+                call_id=call.id,
+                tool=self.name,
+                outcome=outcome,
+                charged=decimals(charged),
+                overrun=overrun,
+                result=result,
+                error=error,
+                duration=max(0.0, time.perf_counter() - call.started_at),
+                attempt=call.attempt,
+            )
+        )
+
+    def emit(self, event: events.Event) -> None:
+        """Hand the event to every subscriber."""
+        for listener in self.listeners:
+            listener(event)
+
+
+# -- rows of refusals ------------------------------------------------------------------------------
+
+
+def note_refusal(chain: Sequence[Run], refusal: ToolCallRefused) -> None:
+    """Remember the refusal for this task or thread, and for every run on the chain."""
+    root = chain[0]
+    with LOCK:
+        root.refusal_count += 1
+        row = root.rows.setdefault(caller(), [])
+        row.append(root.refusal_count)
+        del row[:-10_000]
+        root.last_refusal = refusal
+        for run in chain:
+            run.barren += 1
+            if run.turn != run.barren_turn:
+                run.barren_turn = run.turn
+                run.barren_turns += 1
+        root.restless = True
+
+
+def end_row(chain: Sequence[Run]) -> None:
+    """A call came through: the row of this task or thread, and of the runs, is over."""
+    root = chain[0]
+    with LOCK:
+        root.rows.pop(caller(), None)
+        for run in chain:
+            run.barren = run.barren_turns = 0
+            run.barren_turn = -1
+        if not root.rows:
+            root.restless = False
+
+
+def halting(chain: Sequence[Run]) -> LoopHalted | None:
+    """LoopHalted for the innermost run in which the row of refusals has become too long."""
+    root = chain[0]
+    if not root.restless or root.outside:
+        return None
+    limit = next((run.max_refusals for run in reversed(chain) if run.max_refusals is not None), 5)
+    with LOCK:
+        for run in reversed(chain):
+            if run.halted is not None:
+                return run.halted
+        row = root.rows.get(caller(), ())
+        for run in reversed(chain):
+            count = sum(1 for number in row if number > run.born)
+            turns = run.barren_turns if run.turn else run.barren // 100
+            if max(count, turns) >= limit and root.last_refusal is not None:
+                count = max(count, run.barren if turns >= limit else 0)
+                run.halted = LoopHalted(root.last_refusal, run.id, run.name, count)
+                return run.halted
+    return None
+
+
+# -- the admission and the body as parts of a composed pipeline ------------------------------------
+
+
+def admission_hook(call: ToolCall, proceed: Proceed) -> Steps:
+    """Admit the call, or wait for what would cure the refusal with nothing held, and admit it afresh."""
+    plan = call.plan
+    call.arguments  # noqa: B018  # what doesn't bind raises its TypeError before anybody is asked
+    while True:
+        refusal = plan.admit(call)
+        if refusal is None:
+            break
+        cure = getattr(refusal, "cure", None)
+        if cure is None or not (yield from cure(call)):
+            raise plan.refuse(call, refusal)
+    call.line = line = [call]
+    try:
+        return (yield from proceed(call))
+    finally:
+        if not line[-1].started:
+            plan.undo(line[-1])
+
+
+def invoke(call: ToolCall) -> Steps:
+    """Run the body and settle: the innermost part."""
+    plan = call.plan
+    if plan.root.alarm:
+        refusal = plan.latched()  # looked at again: something may have waited since the admission
+        if refusal is not None:
+            raise plan.refuse(call, refusal)
+    CURRENT.set(call)  # what hooks replaced; the driver restores what was current before the call
+    plan.start(call)
+    try:
+        result = yield Invoke(call, plan.timeout)
+    except EffectTimeout:
+        assert plan.timeout is not None
+        call.timed_out = error = ToolTimeout(call.name, plan.timeout, plan.timeout_source)
+        plan.failed(call, error)
+        raise error from None
+    except BaseException as exc:
+        plan.failed(call, exc)
+        raise
+    plan.returned(call, result)
+    return result

@@ -1,0 +1,430 @@
+"""A tool, and one call of it: what the guardrails look at."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from loopguard._amounts import amounts
+from loopguard._fingerprints import ItemDigest, atoms, loose, serial, strict
+from loopguard._schemas import Arguments
+from loopguard.exceptions import ConfigurationError, ToolCallRefused
+
+if TYPE_CHECKING:
+    from loopguard._admission import Admission
+    from loopguard._run import Run
+
+__all__ = ["CURRENT", "Tool", "ToolCall", "colour_of", "current_call", "new_id"]
+
+SYNC, ASYNC, GENERATOR, ASYNC_GENERATOR = "sync", "async", "generator", "async generator"
+
+_prefix = secrets.token_hex(5)
+_counter = itertools.count(1)
+
+
+def new_id(kind: str) -> str:
+    """An id no other process will make: ``run_…``, ``call_…``."""
+    return f"{kind}_{_prefix}{next(_counter):06x}"
+
+
+def forget_identity() -> None:
+    """After a fork the child must not go on with its parent's ids."""
+    global _prefix
+    _prefix = secrets.token_hex(5)
+
+
+def plain_function(obj: Any) -> Any:
+    """The function beneath staticmethod and classmethod."""
+    return obj.__func__ if isinstance(obj, staticmethod | classmethod) else obj
+
+
+def colour_of(obj: Any) -> str:
+    """sync, async, generator or async generator: how a callable is to be driven."""
+    fn = plain_function(obj)
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    if not inspect.isroutine(fn) and not inspect.isclass(fn):
+        fn = type(fn).__call__
+    if inspect.isasyncgenfunction(fn):
+        return ASYNC_GENERATOR
+    if inspect.iscoroutinefunction(fn):
+        return ASYNC
+    if inspect.isgeneratorfunction(fn):
+        return GENERATOR
+    return SYNC
+
+
+class Binder:
+    """How arguments bind to the parameters of one function, without `inspect` where it can."""
+
+    __slots__ = ("_fn", "_rest", "_simple", "count", "names", "signature")
+
+    def __init__(self, fn: Any, bound: bool) -> None:
+        signature = inspect.signature(fn)
+        if bound:
+            signature = signature.replace(parameters=list(signature.parameters.values())[1:])
+        self._fn = fn
+        self.signature = signature
+        parameters = list(signature.parameters.values())
+        self.names = tuple(p.name for p in parameters)
+        positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        self._simple = all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
+        self._rest = tuple((p.name, p.default) for p in positional)
+        # `count` positional arguments and nothing else are already in canonical form
+        self.count = len(positional) if len(positional) == len(parameters) else -1
+
+    def values(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The bound values in the order of the parameters, defaults applied; TypeError if they don't bind."""
+        if not kwargs and len(args) == self.count:
+            return args
+        if self._simple and len(args) <= len(self._rest):
+            out = list(args)
+            used = 0
+            for name, default in self._rest[len(args) :]:
+                if name in kwargs:
+                    out.append(kwargs[name])
+                    used += 1
+                elif default is not inspect.Parameter.empty:
+                    out.append(default)
+                else:
+                    break
+            else:
+                if used == len(kwargs):
+                    return tuple(out)
+        return tuple(self.arguments(args, kwargs).values())
+
+    def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """{parameter: value} with defaults applied; the function's own TypeError if they don't bind."""
+        try:
+            bound = self.signature.bind(*args, **kwargs)
+        except TypeError as exc:
+            name = getattr(self._fn, "__qualname__", type(self._fn).__name__)
+            raise TypeError(f"{name}() {exc}") from None
+        bound.apply_defaults()
+        return dict(bound.arguments)
+
+    def unbind(self, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """(args, kwargs) from what `arguments` gave, edited or not; TypeError names what is wrong."""
+        unknown = [name for name in arguments if name not in self.names]
+        if unknown:
+            raise TypeError(f"no parameter {', '.join(map(str, unknown))}; there are: {', '.join(self.names) or 'none'}")
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        by_name = False
+        for name, p in self.signature.parameters.items():
+            if name not in arguments:
+                if p.kind is p.VAR_POSITIONAL or p.kind is p.VAR_KEYWORD:
+                    continue
+                if p.default is p.empty:
+                    raise TypeError(f"no value for the parameter {name}")
+                by_name = True
+            elif p.kind is p.VAR_POSITIONAL:
+                args.extend(arguments[name])
+            elif p.kind is p.VAR_KEYWORD:
+                kwargs.update(arguments[name])
+            elif p.kind is p.KEYWORD_ONLY or (by_name and p.kind is not p.POSITIONAL_ONLY):
+                kwargs[name] = arguments[name]
+            else:
+                args.append(arguments[name])
+        return tuple(args), kwargs
+
+
+class Tool:
+    """What a decorator says about one function. Immutable; holds no state of any run."""
+
+    __slots__ = (
+        "_binders",
+        "_schema",
+        "approve",
+        "colour",
+        "compile",
+        "cost",
+        "cost_fn",
+        "fn",
+        "guards",
+        "ident",
+        "idempotent",
+        "name",
+        "raises",
+        "repeatable",
+        "require_run",
+        "self_key",
+        "takes_self",
+        "timeout",
+    )
+
+    def __init__(
+        self,
+        fn: Any,
+        *,
+        name: str,
+        cost: tuple[tuple[str, int], ...] = (),
+        cost_fn: Callable[[ToolCall], Any] | None = None,
+        approve: bool = False,
+        timeout: float | None = None,
+        idempotent: bool = False,
+        repeatable: bool = False,
+        require_run: bool = False,
+        raises: tuple[type[BaseException], ...] = (),
+        self_key: Callable[[Any], str] | None = None,
+        guards: tuple[Any, ...] = (),
+        compile: Callable[[Tool, Run | None], Admission],
+    ) -> None:
+        self.compile = compile
+        self.fn = plain_function(fn)
+        self.name = name
+        self.colour = colour_of(fn)
+        # bound methods, builtins and partials have no self left to bind
+        self.takes_self = not hasattr(self.fn, "__self__") and not isinstance(self.fn, functools.partial)
+        self.ident = f"{name}:{getattr(self.fn, '__module__', '')}.{getattr(self.fn, '__qualname__', '')}"
+        self.cost = cost
+        self.cost_fn = cost_fn
+        self.approve = approve
+        self.timeout = timeout
+        self.idempotent = idempotent
+        self.repeatable = repeatable
+        self.require_run = require_run
+        self.raises = raises
+        self.self_key = self_key
+        self.guards = guards
+        self._binders: dict[bool, Binder] = {}
+        self._schema: Arguments | None = None
+
+    def schema(self, skip_first: bool) -> Arguments:
+        """How a model's arguments are described and validated; built once, on first use."""
+        if self._schema is None:
+            self._schema = Arguments(self.fn, skip_first=skip_first)
+        return self._schema
+
+    def binder(self, bound: bool) -> Binder:
+        """The binder for calls with (a method) or without self."""
+        binder = self._binders.get(bound)
+        if binder is None:
+            binder = self._binders[bound] = Binder(self.fn, bound)
+        return binder
+
+    def estimate(self, call: ToolCall) -> tuple[tuple[str, int], ...]:
+        """What this call may cost at most, by the tool's own function."""
+        assert self.cost_fn is not None
+        return amounts(self.cost_fn(call), f"the cost of {self.name}")
+
+    def with_guards(self, guards: tuple[Any, ...]) -> Tool:
+        """The same tool under these guards."""
+        options = {slot: getattr(self, slot) for slot in self.__slots__ if slot not in _DERIVED}
+        return Tool(self.fn, **{**options, "guards": guards})
+
+
+_DERIVED = {"_binders", "_schema", "colour", "fn", "ident", "takes_self"}
+
+
+class ToolCall:
+    """One call of a tool: what hooks, approvers and `only=` predicates are given.
+
+    Hooks change it with `replace`, never in place.
+    """
+
+    # Defaults live on the class: what a call doesn't need costs it nothing.
+    attempt: int = 1
+    """Counted from 1; Retry makes more."""
+    provider_id: str | None = None
+    loose: Any = None
+    """The key that LoopLimit counts it under."""
+    marks: Mapping[Any, Any] = MappingProxyType({})
+    """What other limits noted for this call while they prepared."""
+    step: int = 0
+    """Which tool call of its run this is."""
+    repeats: int = 0
+    """How often the same call was made before, while nothing new happened."""
+    amounts: tuple[tuple[str, int], ...] = ()
+    """What is reserved for it now: its estimate, or more once it has charged more."""
+    estimated: tuple[tuple[str, int], ...] | None = None
+    reported: dict[str, int] | None = None
+    tokens: Sequence[Any] = ()
+    observed: list[ToolCallRefused] | None = None
+    started: bool = False
+    started_at: float = 0.0
+    settled: bool = False
+    timed_out: BaseException | None = None
+    result: Any = None
+    """What it returned, kept only while spans capture content."""
+    span: Any = None
+    ended_ns: int | None = None
+    items: ItemDigest | None = None
+    """What a generator tool has yielded so far, in digest."""
+    question: Any = None
+    """The open question about it, while somebody is asked."""
+    line: list[ToolCall] | None = None
+    """The call that was admitted and those that replaced it since, the last one in force."""
+    _id: str | None = None
+    _arguments: dict[str, Any] | None = None
+
+    def __init__(
+        self,
+        plan: Admission,
+        fn: Callable[..., Any],
+        instance: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        provider_id: str | None = None,
+    ) -> None:
+        self.plan = plan
+        self.tool = tool = plan.tool
+        self.run: Run = plan.run
+        self.fn = fn
+        self.instance = instance
+        self.args = args
+        self.kwargs = kwargs
+        self.amounts = tool.cost
+        if provider_id is not None:
+            self.provider_id = provider_id
+
+    @property
+    def name(self) -> str:
+        """The tool's name."""
+        return self.tool.name
+
+    @property
+    def id(self) -> str:
+        """The call's id: the model's own (``toolu_…``) where it came with one."""
+        if self._id is None:
+            self._id = self.provider_id or new_id("call")
+        return self._id
+
+    @property
+    def idempotency_key(self) -> str:
+        """The same for every attempt of this call: hand it to the far end, so that it acts once."""
+        return f"{self.run.id}:{self.id}"
+
+    @property
+    def bound(self) -> bool:
+        """Whether this is a call of a method, whose self or cls isn't among the arguments."""
+        return self.instance is not None and self.tool.takes_self
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """{parameter: value}, defaults applied, without self; TypeError if they don't bind."""
+        if self._arguments is None:
+            self._arguments = self.tool.binder(self.bound).arguments(self.args, self.kwargs)
+        return self._arguments
+
+    @property
+    def fingerprint(self) -> str:
+        """A short text equal for equal calls in the loose sense of LoopLimit."""
+        key = self.key(frozenset())
+        return loose(key).hex()
+
+    def key(self, ignore: frozenset[str]) -> Any:
+        """A hashable key, equal for calls that LoopLimit takes for the same."""
+        tool = self.tool
+        instance = self.instance
+        values = tool.binder(self.bound).values(self.args, self.kwargs)
+        quick = None if ignore else atoms(values)
+        if quick is None:
+            quick = loose(dict(self.arguments) if ignore else values, ignore)
+        if instance is None:
+            return tool.ident, quick
+        return tool.ident, serial(instance), quick
+
+    def digest(self) -> tuple[str, bool]:
+        """(strict digest of tool, self and arguments, whether another process would get the same)."""
+        body, durable = strict(self.arguments)
+        who = ""
+        if self.instance is not None:
+            if self.tool.self_key is not None:
+                who = f"key {self.tool.self_key(self.instance)}"
+            else:
+                who, durable = f"object {serial(self.instance)}", durable and isinstance(self.instance, type)
+        return strict((self.tool.ident, who, body))[0].hex(), durable
+
+    def replace(self, *, arguments: Mapping[str, Any]) -> ToolCall:
+        """The same call with other arguments, in the shape of `arguments` (varargs included).
+
+        Raises TypeError when they don't fit the function.
+        """
+        if not isinstance(arguments, Mapping):
+            raise TypeError(f"arguments is a {type(arguments).__name__}, not a mapping of parameter to value")
+        binder = self.tool.binder(self.bound)
+        args, kwargs = binder.unbind(arguments)
+        call = ToolCall(self.plan, self.fn, self.instance, args, kwargs)
+        call._arguments = binder.arguments(args, kwargs)
+        call._id = self.id
+        call.provider_id = self.provider_id
+        call.attempt = self.attempt
+        call.observed = self.observed
+        call.span = self.span
+        call.line = self.line
+        return call
+
+    @property
+    def estimate(self) -> tuple[tuple[str, int], ...]:
+        """What was reserved before the body reported anything."""
+        return self.amounts if self.estimated is None else self.estimated
+
+    def arguments_or_raw(self) -> dict[str, Any]:
+        """The arguments by name, or as they came where they don't bind."""
+        try:
+            return self.arguments
+        except TypeError:
+            return {"args": self.args, "kwargs": self.kwargs}
+
+    def __repr__(self) -> str:
+        return f"<ToolCall {self.tool.name} {self._id or ''}>"
+
+
+CURRENT: ContextVar[Run | ToolCall | None] = ContextVar("loopguard_current", default=None)
+"""Where we are: in a tool call, in a run, or nowhere. One variable, so that one can't lag the other."""
+
+
+def current_call() -> ToolCall | None:
+    """The tool call whose body, hook or approver is running here, or None."""
+    here = CURRENT.get()
+    return here if isinstance(here, ToolCall) else None
+
+
+def structural_copy(value: Any) -> Any:
+    """A copy of builtin containers, cycles kept; the leaves stay the same objects."""
+    made: dict[int, Any] = {}
+
+    def shell(obj: Any) -> Any:
+        kind = type(obj)
+        if kind is dict or kind is list or kind is set:
+            made[id(obj)] = new = kind()
+            todo.append((obj, new))
+            return new
+        if kind is tuple or kind is frozenset:
+            # immutable, so it needs its members first; nesting this way alone is shallow in practice
+            if id(obj) not in made:
+                made[id(obj)] = obj  # a cycle through it keeps the original
+                made[id(obj)] = kind([copy(item) for item in obj])
+            return made[id(obj)]
+        return obj
+
+    def copy(obj: Any) -> Any:
+        return made[id(obj)] if id(obj) in made else shell(obj)
+
+    todo: list[tuple[Any, Any]] = []
+    result = copy(value)
+    while todo:
+        source, new = todo.pop()
+        if type(source) is dict:
+            for k, v in list(source.items()):
+                new[k] = copy(v)
+        elif type(source) is list:
+            new.extend(copy(v) for v in list(source))
+        else:
+            new.update(copy(v) for v in list(source))
+    return result
+
+
+def check_callable(obj: Any, what: str) -> None:
+    """ConfigurationError unless obj can be decorated."""
+    if not callable(obj) and not isinstance(obj, staticmethod | classmethod):
+        raise ConfigurationError(f"{what} decorates functions and methods, not {obj!r}")
+
+

@@ -1,0 +1,55 @@
+"""Process-wide settings: what `configure(...)` sets and the environment may preset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from loopguard.exceptions import ConfigurationError
+
+__all__ = ["Settings", "configure", "settings"]
+
+
+class Settings:
+    """The settings in force. Changed only through `configure`."""
+
+    __slots__ = ("on_event", "redact", "require_run", "version")
+
+    def __init__(self) -> None:
+        self.require_run: bool = False
+        self.redact: Callable[[str, Any], Any] | None = None
+        self.version = 0
+        """Counts the changes: what was compiled under older settings is compiled again."""
+        self.on_event: tuple[Callable[[Any], object], ...] = ()
+
+
+settings = Settings()
+
+
+def configure(
+    *,
+    require_run: bool | None = None,
+    redact: Callable[[str, Any], Any] | None = None,
+    on_event: Callable[[Any], object] | None = None,
+) -> None:
+    """Set process-wide defaults; what isn't given stays as it is.
+
+    - ``require_run``: refuse tool calls outside any run (code ``no_run``).
+    - ``redact``: ``fn(name, value)`` returns what people and exporters may see instead of value, or
+      None to leave it to the built-in rules.
+    - ``on_event``: subscribe to the events of every run that starts from now on.
+
+    Raises ConfigurationError for a value of the wrong type.
+    """
+    if require_run is not None:
+        if not isinstance(require_run, bool):
+            raise ConfigurationError(f"require_run={require_run!r}: give True or False")
+        settings.require_run = require_run
+    for name, fn in (("redact", redact), ("on_event", on_event)):
+        if fn is not None and not callable(fn):
+            raise ConfigurationError(f"{name}={fn!r}: give a callable")
+    settings.version += 1
+    if redact is not None:
+        settings.redact = redact
+    if on_event is not None:
+        settings.on_event = (*settings.on_event, on_event)

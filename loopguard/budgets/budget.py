@@ -1,0 +1,220 @@
+"""Budget: a cap on what a run may spend, reserved before a call and settled after it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from loopguard import _events as events
+from loopguard._admission import NO_ALERT, Cell
+from loopguard._amounts import SCALE, amount, decimal, money, plain
+from loopguard._call import Tool, ToolCall
+from loopguard._run import Run
+from loopguard.exceptions import BudgetExceeded, ConfigurationError
+
+__all__ = ["Budget"]
+
+
+class Budget:
+    """A cap on USD, tokens, calls, or any unit of your own (``credits=100``), for each run.
+
+    What a call may cost at most is *reserved* before its body runs, in one atomic step over all
+    budgets of the chain, and *settled* afterwards at what it did cost. So parallel calls can't
+    overshoot: spent ≤ cap + what calls reported above their own reservation. Refuses with ``budget``.
+
+    - ``usd``: USD. ``tokens``, ``input_tokens``, ``output_tokens``, ``model_calls``: of metered models.
+      ``tool_calls``: every started call. None is unlimited, 0 refuses the first costed call.
+    - ``name``: how messages and spans call it; ``warn_at``: the share at which BudgetWarned is emitted.
+
+    A NaN, infinite, negative or bool cap is a ConfigurationError.
+    """
+
+    def __init__(
+        self,
+        usd: Any = None,
+        tokens: Any = None,
+        input_tokens: Any = None,
+        output_tokens: Any = None,
+        model_calls: Any = None,
+        tool_calls: Any = None,
+        *,
+        name: str | None = None,
+        warn_at: float | None = 0.8,
+        **units: Any,
+    ) -> None:
+        caps = {
+            "usd": usd,
+            "tokens": tokens,
+            "input_tokens": input_tokens,
+            "output_tokens": output_tokens,
+            "model_calls": model_calls,
+            "tool_calls": tool_calls,
+            **units,
+        }
+        self.limits = {unit: amount(cap, f"Budget({unit}") for unit, cap in caps.items() if cap is not None}
+        if not all(caps[unit] is None or unit in self.limits for unit in caps):
+            raise ConfigurationError("Budget: every cap needs an amount")
+        if warn_at is not None and (
+            isinstance(warn_at, bool) or not isinstance(warn_at, int | float) or not 0 < warn_at <= 1
+        ):
+            raise ConfigurationError(f"Budget(warn_at={warn_at!r}): give a share above 0 and up to 1, or None")
+        if name is not None and not isinstance(name, str):
+            raise ConfigurationError(f"Budget(name={name!r}): give a text")
+        self.name = name
+        self.warn_at = warn_at
+
+    def caps(self, run: Run) -> Sequence[_Cap]:
+        """The caps of this budget on one run."""
+        return run.slot(self, lambda: [_cap(self, run, unit, limit) for unit, limit in self.limits.items()])  # type: ignore[no-any-return]  # what the lambda makes
+
+    def bind(self, run: Run, tool: Tool) -> _Check | None:
+        """See `Limit`."""
+        caps = self.caps(run)
+        if not caps:
+            return None
+        if tool.cost_fn is None and tool.cost:
+            cost = dict(tool.cost)
+            fixed = [(cap, SCALE if cap.unit == "tool_calls" else cost.get(cap.unit, 0)) for cap in caps]
+            fixed = [(cap, exact) for cap, exact in fixed if exact]
+            if not fixed:
+                return None
+            return _OneCheck(self, *fixed[0]) if len(fixed) == 1 else _FixedCheck(self, fixed)
+        return _Check(self, {cap.unit: cap for cap in caps})
+
+    def __repr__(self) -> str:
+        return f"Budget({', '.join(f'{unit}={decimal(limit):f}' for unit, limit in self.limits.items())})"
+
+
+class _Cap:
+    """A cap on one cell of one run."""
+
+    partial = False
+
+    def __init__(self, budget: Budget, run: Run, unit: str, limit: int) -> None:
+        self.budget = budget
+        self.run = run
+        self.unit = unit
+        self.limit = limit
+        self.cell = run.cell(unit)
+        self.line = NO_ALERT
+        if budget.warn_at is not None and limit:
+            self.line = int(limit * budget.warn_at)
+            self.cell.watchers.append(self.watch)
+            self.cell.alert = min(self.cell.alert, self.line)
+
+    def used(self) -> int:
+        return self.cell.spent + self.cell.reserved
+
+    def watch(self) -> int:
+        """Emit the warning once spent has reached the line; where to look next."""
+        if self.cell.spent < self.line:
+            return self.line
+        if self.line != NO_ALERT:
+            self.line = NO_ALERT
+            name = self.budget.name or self.unit
+            spent, limit = decimal(self.cell.spent), decimal(self.limit)
+            self.run.emit(events.BudgetWarned, budget=name, unit=self.unit, spent=spent, limit=limit)
+        return NO_ALERT
+
+    def brief(self) -> str:
+        used = money(self.cell.spent, self.unit) if self.unit == "usd" else format(decimal(self.cell.spent), "f")
+        return f"{used} of {money(self.limit, self.unit)}"
+
+    def refusal(self, call: ToolCall, exact: int) -> BudgetExceeded:
+        used = self.used()
+        left = plain(max(0, self.limit - used), self.unit)
+        held = f" and {plain(self.cell.reserved, self.unit)} reserved by calls in flight" if self.cell.reserved else ""
+        what = f"the budget {self.budget.name!r}" if self.budget.name else "the budget"
+        reason = (
+            f"{call.name} may cost {plain(exact, self.unit)}, but only {left} is left of {what} of "
+            f"{plain(self.limit, self.unit)} of run {self.run.name!r} ({plain(self.cell.spent, self.unit)} spent{held}). "
+            f"It was not run: make a cheaper call, or answer with what you have."
+        )
+        return BudgetExceeded(
+            "budget", "Budget", call.name, reason, decimal(self.limit), decimal(used), self.run.name, self.run.id
+        )
+
+
+class _StepsCap(_Cap):
+    """`tool_calls` caps the run's own count of steps."""
+
+    def __init__(self, budget: Budget, run: Run, unit: str, limit: int) -> None:
+        super().__init__(budget, run, unit, limit)
+        self.cell = _Steps(run)
+
+    def brief(self) -> str:
+        return f"{self.run.steps} of {plain(self.limit, self.unit)}"
+
+
+class _Steps(Cell):
+    """The run's steps, read like a cell."""
+
+    __slots__ = ("run",)
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self.run = run
+
+    @property
+    def spent(self) -> int:  # type: ignore[override]  # a view in the place of a value
+        return self.run.steps * SCALE
+
+    @spent.setter
+    def spent(self, value: int) -> None:
+        """Steps are counted by the admission."""
+
+
+def _cap(budget: Budget, run: Run, unit: str, limit: int) -> _Cap:
+    return (_StepsCap if unit == "tool_calls" else _Cap)(budget, run, unit, limit)
+
+
+class _Check:
+    """The budget's answer for tools whose cost is known only call by call."""
+
+    per_attempt = True
+
+    def __init__(self, budget: Budget, caps: dict[str, _Cap]) -> None:
+        self.budget = budget
+        self.by_unit = caps
+
+    def check(self, call: ToolCall) -> BudgetExceeded | None:
+        cap = self.by_unit.get("tool_calls")
+        if cap is not None and cap.used() + SCALE > cap.limit:
+            return cap.refusal(call, SCALE)
+        for unit, exact in call.amounts:
+            cap = self.by_unit.get(unit)
+            if cap is not None and exact and cap.used() + exact > cap.limit:
+                return cap.refusal(call, exact)
+        return None
+
+
+class _FixedCheck:
+    """The answer for tools of a fixed cost."""
+
+    per_attempt = True
+
+    def __init__(self, budget: Budget, fixed: list[tuple[_Cap, int]]) -> None:
+        self.fixed = fixed
+
+    def check(self, call: ToolCall) -> BudgetExceeded | None:
+        for cap, exact in self.fixed:
+            if cap.used() + exact > cap.limit:
+                return cap.refusal(call, exact)
+        return None
+
+
+class _OneCheck:
+    """The commonest case: a fixed cost in one unit."""
+
+    per_attempt = True
+
+    def __init__(self, budget: Budget, cap: _Cap, exact: int) -> None:
+        self.cap = cap
+        self.cell = cap.cell
+        self.most = cap.limit - exact
+
+    def check(self, call: ToolCall) -> BudgetExceeded | None:
+        cell = self.cell
+        if cell.spent + cell.reserved <= self.most:
+            return None
+        return self.cap.refusal(call, self.cap.limit - self.most)

@@ -1,0 +1,275 @@
+"""ApproveTool: nothing risky runs without an explicit yes, about exactly the arguments that run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from loopguard import _events as events
+from loopguard._call import Tool, ToolCall, new_id, structural_copy
+from loopguard._pipeline import Ask, Effect, EffectTimeout, Proceed, Steps
+from loopguard._run import Run
+from loopguard.exceptions import ApprovalDenied, ApprovalTimeout, ConfigurationError, LoopGuardError, ToolCallRefused
+from loopguard.guardrails._only import Only, Which
+from loopguard.redaction import redact_error
+
+__all__ = ["Approval", "ApproveTool", "Question"]
+
+MAX_QUESTIONS = 3
+"""How often one and the same call may be asked about in a run: a model can't ask all night."""
+
+
+@dataclass(frozen=True, slots=True)
+class Approval:
+    """An approver's answer: made by `approve`, `deny` or `edit`."""
+
+    decision: Literal["approve", "deny", "edit"]
+    reason: str | None = None
+    arguments: Mapping[str, Any] | None = None
+    grant: Literal["once", "run"] = "once"
+    by: str | None = None
+    """Who answered, as they say themselves."""
+
+    def __post_init__(self) -> None:
+        if self.decision not in ("approve", "deny", "edit"):
+            raise ConfigurationError(f"Approval({self.decision!r}): use Approval.approve(), .deny() or .edit()")
+        if self.grant not in ("once", "run"):
+            raise ConfigurationError(f"grant={self.grant!r}: give 'once' or 'run'")
+        if self.reason is not None and not isinstance(self.reason, str):
+            raise ConfigurationError(f"reason={self.reason!r}: give a text or None")
+
+    @classmethod
+    def approve(cls, grant: Literal["once", "run"] = "once", *, by: str | None = None) -> Approval:
+        """Yes: for this one execution, or (grant="run") for this tool with these arguments in this run."""
+        return cls("approve", None, None, grant, by)
+
+    @classmethod
+    def deny(cls, reason: str | None = None, grant: Literal["once", "run"] = "once", *, by: str | None = None) -> Approval:
+        """No. The reason goes to the model. With grant="run" it is final for this run."""
+        return cls("deny", reason, None, grant, by)
+
+    @classmethod
+    def edit(cls, arguments: Mapping[str, Any], reason: str | None = None, *, by: str | None = None) -> Approval:
+        """Yes, but with these arguments, in the shape of `call.arguments`."""
+        if not isinstance(arguments, Mapping):
+            raise ConfigurationError(f"Approval.edit({arguments!r}): give a mapping of parameter to value")
+        return cls("edit", reason, structural_copy(dict(arguments)), "once", by)
+
+
+class Question:
+    """What is being asked about one call, while it is asked."""
+
+    __slots__ = ("call", "closed", "id")
+
+    def __init__(self, call: ToolCall) -> None:
+        self.id = new_id("question")
+        self.call = call
+        self.closed = False
+        """True once an answer would come too late."""
+
+
+class ApproveTool:
+    """Ask ``approver(call)`` before a tool runs; `only` says about which calls, None is every call.
+
+    The approver, sync or async, returns True, False, ``(bool, reason)`` or an `Approval`; nothing else
+    is a yes. It fails closed: an exception refuses with ``approval_error``, no answer within `timeout`
+    seconds with ``approval_timeout``, a no with ``approval_denied``, and arguments that changed between
+    the answer and the run with ``approval_mismatch``.
+    """
+
+    def __init__(self, approver: Callable[[ToolCall], Any], only: Only = None, timeout: float | None = None) -> None:
+        if not callable(approver):
+            raise ConfigurationError(f"ApproveTool({approver!r}): give a callable that answers about a call")
+        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0):
+            raise ConfigurationError(f"ApproveTool(timeout={timeout!r}): give seconds above 0, or None to wait")
+        self.approver = approver
+        self.which = Which(only, "ApproveTool")
+        self.timeout = timeout
+
+    def __repr__(self) -> str:
+        return f"ApproveTool({getattr(self.approver, '__name__', self.approver)!s})"
+
+
+class _Record:
+    """What was said in one run about one exact call."""
+
+    __slots__ = ("answer", "asked", "news")
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.answer: Approval | None = None
+        self.news = -1
+        """How much the run had done when it was said: a denial holds until it has done something new."""
+
+
+def approvals(tool: Tool, entries: Sequence[tuple[ApproveTool, Run]]) -> Callable[[ToolCall, Proceed], Steps]:
+    """All approvers of a call as one hook, in the order of the chain."""
+
+    def approve(call: ToolCall, proceed: Proceed) -> Steps:
+        covering = [(approver, run) for approver, run in entries if _covers(approver, call)]
+        if not covering:
+            if tool.approve:
+                reason = (
+                    f"{call.name} runs only on an explicit yes, and nobody is there to give it. (For people: put "
+                    f"ApproveTool(ask_in_terminal) or your own approver into the guard of this run or tool.)"
+                )
+                raise _refuse(call, "approval_error", reason)
+            return (yield from proceed(call))
+        call = _swap(call, structural_copy(call.arguments))
+        digest = _digest(call)
+        yes: dict[int, str] = {}
+        edited: set[int] = set()
+        while True:
+            for index, (approver, run) in enumerate(covering):
+                if yes.get(index) == digest:
+                    continue
+                answer = yield from _answer(approver, run, call, digest)
+                if answer.decision == "edit":
+                    if index in edited:
+                        raise _refuse(call, "approval_error", f"an approver of {call.name} edited its arguments twice")
+                    edited.add(index)
+                    call = _edited(call, answer)
+                    digest = yes[index] = _digest(call)
+                    break  # every approver that had approved other arguments is asked again
+                yes[index] = digest
+            else:
+                break
+        if _digest(call) != digest:
+            raise _refuse(call, "approval_mismatch", f"the arguments of {call.name} changed after they were approved")
+        return (yield from proceed(call))
+
+    return approve
+
+
+def _covers(approver: ApproveTool, call: ToolCall) -> bool:
+    try:
+        return approver.which.covers(call)
+    except Exception as exc:  # a predicate of the user's: when it can't tell, nobody may run the call
+        reason = f"whether {call.name} needs an approval could not be found out: {redact_error(exc)}"
+        raise _refuse(call, "approval_error", reason) from exc
+
+
+def _digest(call: ToolCall) -> str:
+    try:
+        return call.digest()[0]
+    except Exception as exc:  # self_key is the user's
+        raise _refuse(call, "approval_error", f"self_key of {call.name} failed: {redact_error(exc)}") from exc
+
+
+def _swap(call: ToolCall, arguments: Mapping[str, Any]) -> ToolCall:
+    """The call with other argument objects, in force in place of the old one and of what it took."""
+    new = call.replace(arguments=arguments)
+    new.step, new.amounts, new.tokens = call.step, call.amounts, call.tokens
+    new.loose, new.marks, new.repeats = call.loose, call.marks, call.repeats
+    if call.line is not None:
+        call.line.append(new)
+    call.settled = True
+    return new
+
+
+def _edited(call: ToolCall, answer: Approval) -> ToolCall:
+    assert answer.arguments is not None
+    try:
+        new = call.replace(arguments=structural_copy(dict(answer.arguments)))
+    except TypeError as exc:
+        raise _refuse(call, "approval_error", f"{call.name} was edited to arguments that don't fit: {exc}") from exc
+    refusal = call.plan.readmit(call, new)
+    if call.line is not None:
+        call.line.append(new)
+    if refusal is not None:
+        raise call.plan.refuse(new, refusal)
+    return new
+
+
+def _answer(approver: ApproveTool, run: Run, call: ToolCall, digest: str) -> Generator[Effect, Any, Approval]:
+    """The approver's yes or edit: from a grant, or by asking. Everything else is raised."""
+    record: _Record = run.slot((approver, digest), _Record)
+    held = record.answer
+    if held is not None and held.grant == "run" and held.decision == "approve":
+        return held
+    if held is not None and held.decision == "deny" and (held.grant == "run" or record.news >= run.news):
+        raise _denied(call, held.reason)
+    if record.asked >= MAX_QUESTIONS:
+        raise _denied(call, held.reason if held is not None else None)
+    record.asked += 1
+    answer = yield from _ask(approver, call)
+    latched = call.plan.latched() if call.plan.root.alarm else None
+    if latched is not None:
+        raise call.plan.refuse(call, latched)
+    if answer.decision == "deny" or (answer.decision == "approve" and answer.grant == "run"):
+        record.answer, record.news = answer, run.news
+    if answer.decision == "deny":
+        raise _denied(call, answer.reason)
+    return answer
+
+
+def _ask(approver: ApproveTool, call: ToolCall) -> Generator[Effect, Any, Approval]:
+    question = Question(call)
+    run = call.run
+    run.emit(
+        events.QuestionAsked,
+        question_id=question.id,
+        kind="approval",
+        call_id=call.id,
+        tool=call.name,
+        arguments=call.arguments,
+    )
+    call.question = question
+    started = time.monotonic()
+    run.asking()
+    decision, reason, by, edited = "error", None, None, None
+    try:
+        said = yield Ask(approver.approver, call, blocking=True, timeout=approver.timeout)
+        if approver.timeout is not None and time.monotonic() - started > approver.timeout:
+            raise EffectTimeout
+        answer = _read(said)
+        decision, reason, by, edited = answer.decision, answer.reason, answer.by, answer.arguments
+        return answer
+    except EffectTimeout:
+        decision = "timeout"
+        text = f"nobody approved {call.name} within {approver.timeout:g} s, so it was not run"
+        raise _refuse(call, "approval_timeout", text) from None
+    except ToolCallRefused:
+        raise
+    except Exception as exc:  # the approver is the user's: whatever it raises isn't a yes
+        reason = f"the approver of {call.name} failed, so it was not run: {redact_error(exc)}"
+        if isinstance(exc, ConfigurationError) and "is async" in str(exc):
+            raise
+        raise _refuse(call, "approval_error", reason) from exc
+    finally:
+        question.closed = True
+        run.asked()
+        run.emit(
+            events.QuestionAnswered, question_id=question.id, decision=decision, reason=reason, by=by, arguments=edited
+        )
+
+
+def _read(said: Any) -> Approval:
+    """What an approver returned, read strictly: only True, Approval and (True, reason) can be a yes."""
+    if said is True:
+        return Approval.approve()
+    if said is False:
+        return Approval.deny()
+    if isinstance(said, Approval):
+        return said
+    if isinstance(said, tuple) and len(said) == 2 and isinstance(said[0], bool):
+        if said[1] is None or isinstance(said[1], str):
+            return Approval("approve" if said[0] else "deny", said[1])
+    raise LoopGuardError(
+        f"it returned a {type(said).__name__}; an approver returns True, False, (bool, reason) or an Approval"
+    )
+
+
+def _denied(call: ToolCall, reason: str | None) -> ToolCallRefused:
+    return call.plan.refuse(
+        call, ApprovalDenied("approval_denied", "ApproveTool", call.name, reason, None, None, call.run.name, call.run.id)
+    )
+
+
+def _refuse(call: ToolCall, code: str, reason: str) -> ToolCallRefused:
+    kind = ApprovalTimeout if code == "approval_timeout" else ToolCallRefused
+    return call.plan.refuse(
+        call, kind(code, "ApproveTool", call.name, reason, None, None, call.run.name, call.run.id)
+    )

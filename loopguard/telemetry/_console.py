@@ -1,0 +1,160 @@
+"""Draws finished traces as a tree on the console: durations, costs, refusals and why loops stopped."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, TextIO
+
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.trace import StatusCode
+
+from loopguard.redaction import display
+from loopguard.telemetry import _constants as names
+
+__all__ = ["ConsoleTree", "render_tree"]
+
+
+class _Marks(NamedTuple):
+    branch: str
+    last: str
+    through: str
+    wrong: str
+    between: str
+
+
+_BOXES = _Marks("├─ ", "└─ ", "│  ", "✗ ", " · ")
+_ASCII = _Marks("|- ", "`- ", "|  ", "x ", " - ")
+_SPACE = "   "
+
+
+class ConsoleTree(SpanExporter):
+    """Writes each trace as a tree once its root has ended. Meant for a `SimpleSpanProcessor`.
+
+    ``stream`` is stderr as it is at the moment of writing, unless given. At most ``max_spans`` spans wait
+    for their roots: beyond that the oldest trace is written as far as it is known, marked unfinished, and
+    goes on as a new tree. So a loop that never ends is shown in parts, in bounded memory.
+    """
+
+    def __init__(self, stream: TextIO | None = None, *, max_spans: int = 2000) -> None:
+        self._stream = stream
+        self._max_spans = max_spans
+        self._waiting: dict[int, list[ReadableSpan]] = {}
+        self._count = 0
+        # Reentrant: a garbage collection inside the lock may end the span of an abandoned generator.
+        self._lock = threading.RLock()
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        written = [self._write(*tree) for span in spans for tree in self._finished_by(span)]
+        return SpanExportResult.SUCCESS if all(written) else SpanExportResult.FAILURE
+
+    def _finished_by(self, span: ReadableSpan) -> Iterable[tuple[list[ReadableSpan], bool]]:
+        """The traces to write now that span has ended, each with whether it is complete."""
+        trace_id = span.context.trace_id if span.context else 0
+        with self._lock:
+            self._waiting.setdefault(trace_id, []).append(span)
+            self._count += 1
+            if span.parent is None or span.parent.is_remote:
+                return [(self._take(trace_id), True)]
+            if self._count > self._max_spans:
+                return [(self._take(next(iter(self._waiting))), False)]
+        return []
+
+    def _take(self, trace_id: int) -> list[ReadableSpan]:
+        spans = self._waiting.pop(trace_id)
+        self._count -= len(spans)
+        return spans
+
+    def _write(self, spans: list[ReadableSpan], complete: bool) -> bool:
+        stream = self._stream or sys.stderr
+        encoding = getattr(stream, "encoding", None) or "utf-8"
+        text = render_tree(spans, ascii=not _can_encode("".join(_BOXES), encoding))
+        if not complete:
+            text = f"(unfinished)\n{text}"
+        try:
+            stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+            stream.flush()
+        except (AttributeError, OSError, ValueError):  # no stderr at all, or a closed one
+            return False
+        return True
+
+    def shutdown(self) -> None:
+        with self._lock:
+            rest, self._waiting, self._count = list(self._waiting.values()), {}, 0
+        for spans in rest:
+            self._write(spans, False)
+
+    def force_flush(self, timeout_millis: int = 30000) -> bool:
+        return True
+
+
+def _can_encode(text: str, encoding: str) -> bool:
+    try:
+        text.encode(encoding)
+    except (UnicodeError, LookupError):
+        return False
+    return True
+
+
+def render_tree(spans: Iterable[ReadableSpan], *, ascii: bool = False) -> str:
+    """The spans as a tree, a line each, children in the order in which they started; no newline at the end.
+
+    A span whose parent isn't among them is drawn as a root. ``ascii`` avoids box characters.
+    """
+    marks = _ASCII if ascii else _BOXES
+    ordered = sorted(spans, key=lambda span: span.start_time or 0)
+    known = {span.context.span_id for span in ordered if span.context}
+    children: dict[int | None, list[ReadableSpan]] = {}
+    for span in ordered:
+        above = span.parent.span_id if span.parent and span.parent.span_id in known else None
+        children.setdefault(above, []).append(span)
+
+    lines: list[str] = []
+    # A stack instead of recursion: traces may be deeper than Python's own stack.
+    todo = [(span, "", "") for span in reversed(children.get(None, []))]
+    while todo:
+        span, before, indent = todo.pop()
+        lines.append(before + _line(span, marks))
+        below = children.get(span.context.span_id, []) if span.context else []
+        for child in reversed(below):
+            turn, rest = (marks.last, _SPACE) if child is below[-1] else (marks.branch, marks.through)
+            todo.append((child, indent + turn, indent + rest))
+    return "\n".join(lines)
+
+
+def _line(span: ReadableSpan, marks: _Marks) -> str:
+    seen = span.attributes or {}
+    failed = span.status.status_code is StatusCode.ERROR
+    parts = [display(span.name)]
+    if (number := seen.get(names.LOOP_ITERATION_NUMBER)) is not None:
+        parts[0] += f" #{display(str(number))}"
+    if span.start_time is not None and span.end_time is not None:
+        parts.append(_duration(span.end_time - span.start_time))
+    if (cost := seen.get(names.CALL_COST)) is not None:
+        parts.append(_cost(cost, seen.get(names.CALL_COST_CURRENCY, "USD")))
+    if (iterations := seen.get(names.LOOP_ITERATIONS)) is not None:
+        parts.append(f"{display(str(iterations))} iteration{'' if iterations == 1 else 's'}")
+    if (reason := seen.get(names.LOOP_STOP_REASON)) is not None:
+        parts.append(f"stopped: {display(str(reason))}")
+    if failed:
+        why = (str(seen.get(names.ERROR_TYPE) or ""), span.status.description or "")
+        parts.append(": ".join(display(text) for text in why if text) or "error")
+    return (marks.wrong if failed else "") + marks.between.join(parts)
+
+
+def _duration(ns: int) -> str:
+    if ns < 10_000_000:
+        return f"{ns / 1e6:.1f} ms"
+    if ns < 1_000_000_000:
+        return f"{ns / 1e6:.0f} ms"
+    if ns < 60_000_000_000:
+        return f"{ns / 1e9:.2f} s"
+    minutes, seconds = divmod(round(ns / 1e9), 60)
+    return f"{minutes} min {seconds:02d} s"
+
+
+def _cost(cost: Any, currency: Any) -> str:
+    amount = f"{cost:.10f}".rstrip("0").rstrip(".") if isinstance(cost, float) else display(str(cost))
+    return f"${amount}" if currency == "USD" else f"{amount} {display(str(currency))}"

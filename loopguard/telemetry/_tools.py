@@ -1,0 +1,95 @@
+"""The span of a tool call: opened after the decision with its true start, its attributes set at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from opentelemetry.trace import Span
+
+from loopguard._admission import Admission
+from loopguard._amounts import decimal
+from loopguard._call import ToolCall
+from loopguard.exceptions import ToolCallRefused
+from loopguard.telemetry import _constants as names
+from loopguard.telemetry import _spans as spans
+
+__all__ = ["TOOL_SPANS"]
+
+
+class ToolSpans:
+    """What an admission knows of telemetry; see `_admission.Tracer`."""
+
+    attach = staticmethod(spans.attach)
+    detach = staticmethod(spans.detach)
+
+    def open(self, plan: Admission, call: ToolCall, start_ns: int) -> Span:
+        """The span of this call."""
+        if plan.attributes is None:
+            plan.attributes = self._fixed(plan)
+        attributes = {**plan.attributes, names.TOOL_CALL_ID: call.id}
+        if call.step:
+            attributes[names.STEP_INDEX] = call.step
+        if call.repeats:
+            attributes[names.CALL_REPEAT_COUNT] = call.repeats
+        if spans.capture_content():
+            attributes[names.TOOL_CALL_ARGUMENTS] = spans.content(call.arguments_or_raw())
+        return spans.start_tool_span(plan.name, attributes, start_ns)
+
+    @staticmethod
+    def _fixed(plan: Admission) -> dict[str, Any]:
+        """What is the same for every call under this plan."""
+        fixed: dict[str, Any] = {
+            names.OPERATION_NAME: names.EXECUTE_TOOL,
+            names.TOOL_NAME: plan.name,
+        }
+        if not plan.run.outside:
+            fixed[names.RUN_ID] = plan.run.id
+        steps = [cap.n for run in plan.chain for cap in run.caps if cap.unit == "steps" and not cap.partial]
+        if steps:
+            fixed[names.STEP_LIMIT] = min(steps)
+        for unit, exact in plan.tool.cost:
+            if unit == "usd":
+                fixed[names.CALL_COST] = float(decimal(exact))
+                fixed[names.CALL_COST_CURRENCY] = "USD"
+        return fixed
+
+    def close(self, span: Span, plan: Admission, call: ToolCall, error: BaseException | None) -> None:
+        """End the span as the call ended."""
+        if not span.is_recording():
+            return
+        late: dict[str, Any] = {}
+        if call.reported and "usd" in call.reported:
+            late[names.CALL_COST] = float(decimal(call.reported["usd"]))
+            late[names.CALL_COST_CURRENCY] = "USD"
+        for refusal in call.observed or ():
+            late[names.GUARDRAIL_NAME] = refusal.guardrail
+            late[names.VERDICT_TYPE] = "warn"
+            late[names.VERDICT_REASON] = refusal.code
+        if isinstance(error, ToolCallRefused) and not call.started:
+            late.update(self._budget(plan, error))
+            spans.end_refused(span, error, attributes=late)
+        elif error is not None and not isinstance(error, GeneratorExit):
+            spans.end_failed(span, error, call.ended_ns, late)
+        else:
+            if call.result is not None and spans.capture_content():
+                late[names.TOOL_CALL_RESULT] = spans.content(call.result)
+            spans.end_ok(span, call.ended_ns, late)
+
+    @staticmethod
+    def _budget(plan: Admission, refusal: ToolCallRefused) -> dict[str, Any]:
+        """The state of the budget that refused."""
+        for run in plan.chain:
+            if run.id == refusal.run_id:
+                for cap in run.caps:
+                    if refusal.code == "budget" and decimal(cap.limit) == refusal.limit and cap.unit != "steps":
+                        return {
+                            names.BUDGET_NAME: cap.budget.name or cap.unit,
+                            names.BUDGET_UNIT: cap.unit,
+                            names.BUDGET_LIMIT: float(decimal(cap.limit)),
+                            names.BUDGET_SPENT: float(decimal(cap.cell.spent)),
+                            names.BUDGET_REMAINING: float(decimal(max(0, cap.limit - cap.used()))),
+                        }
+        return {}
+
+
+TOOL_SPANS = ToolSpans()
