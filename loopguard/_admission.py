@@ -444,7 +444,9 @@ class Admission:
                 self._alert()
             if self.listeners:
                 self.emit(
-                    events.Charged(run_id=self.run.id, at=time.time(), amounts=decimals(tuple(amounts)), call_id=call.id)
+                    events.Charged(
+                        run_id=self.run.id, at=time.time(), amounts=decimals(tuple(amounts)), call_id=call.id
+                    )
                 )
 
     # -- afterwards ----------------------------------------------------------------------------

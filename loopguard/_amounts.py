@@ -29,15 +29,17 @@ def amount(value: Any, what: str) -> int:
     elif isinstance(value, float):
         exact = Decimal(float.__repr__(value))
     elif isinstance(value, Rational) and not isinstance(value, bool):
-        if 0 <= value < 10**_MAX_EXPONENT:
-            return -(-int(value.numerator) * SCALE // int(value.denominator))
+        numerator, denominator = int(value.numerator), int(value.denominator)
+        if 0 <= numerator < denominator * 10**_MAX_EXPONENT:
+            return -(-numerator * SCALE // denominator)
     if exact is not None and exact.is_finite() and not (exact.is_signed() and exact):
         _, digits, exponent = exact.as_tuple()
         assert isinstance(exponent, int)  # it is finite
         shift = exponent + 18
         if len(digits) + exponent <= _MAX_EXPONENT and len(digits) < 1000 and exponent > -10_000:
             number = int("".join(map(str, digits)))
-            return number * 10**shift if shift >= 0 else -(-number // 10**-shift)
+            scaled: int = number * 10**shift if shift >= 0 else -(-number // 10**-shift)
+            return scaled
     raise ConfigurationError(f"{what}={_shown(value)} is not an amount: give a finite number of at least 0")
 
 

@@ -113,7 +113,9 @@ class Binder:
         """(args, kwargs) from what `arguments` gave, edited or not; TypeError names what is wrong."""
         unknown = [name for name in arguments if name not in self.names]
         if unknown:
-            raise TypeError(f"no parameter {', '.join(map(str, unknown))}; there are: {', '.join(self.names) or 'none'}")
+            raise TypeError(
+                f"no parameter {', '.join(map(str, unknown))}; there are: {', '.join(self.names) or 'none'}"
+            )
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
         by_name = False
@@ -148,8 +150,8 @@ class Tool:
         "cost_fn",
         "fn",
         "guards",
-        "ident",
         "idempotent",
+        "ident",
         "name",
         "raises",
         "repeatable",
@@ -324,7 +326,7 @@ class ToolCall:
         tool = self.tool
         instance = self.instance
         values = tool.binder(self.bound).values(self.args, self.kwargs)
-        quick = None if ignore else atoms(values)
+        quick: Any = None if ignore else atoms(values)
         if quick is None:
             quick = loose(dict(self.arguments) if ignore else values, ignore)
         if instance is None:
@@ -394,7 +396,8 @@ def structural_copy(value: Any) -> Any:
     def shell(obj: Any) -> Any:
         kind = type(obj)
         if kind is dict or kind is list or kind is set:
-            made[id(obj)] = new = kind()
+            new: Any = kind()
+            made[id(obj)] = new
             todo.append((obj, new))
             return new
         if kind is tuple or kind is frozenset:
@@ -426,5 +429,3 @@ def check_callable(obj: Any, what: str) -> None:
     """ConfigurationError unless obj can be decorated."""
     if not callable(obj) and not isinstance(obj, staticmethod | classmethod):
         raise ConfigurationError(f"{what} decorates functions and methods, not {obj!r}")
-
-

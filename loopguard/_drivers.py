@@ -148,10 +148,7 @@ def _perform_sync(effect: Effect) -> Any:
     if isinstance(effect, Invoke):
         call = effect.call
         body = functools.partial(call.fn, *call.args, **call.kwargs)
-        if effect.timeout is None:
-            result = body()
-        else:
-            result = _wait_in_thread(body, call.name, effect.timeout)
+        result = body() if effect.timeout is None else _wait_in_thread(body, call.name, effect.timeout)
         _check_plain(result, call)
         return result
     if isinstance(effect, Ask):
@@ -296,7 +293,9 @@ def _refused(plan: Admission, call: ToolCall, refusal: ToolCallRefused, start_ns
     return refusal
 
 
-def call_sync(tool: Tool, fn: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any], id: str | None = None) -> Any:
+def call_sync(
+    tool: Tool, fn: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any], id: str | None = None
+) -> Any:
     """Call a sync tool."""
     plan = plan_of(tool)
     call = ToolCall(plan, fn, instance, args, kwargs, id)
@@ -334,7 +333,9 @@ def call_sync(tool: Tool, fn: Any, instance: Any, args: tuple[Any, ...], kwargs:
             tracer.close(call.span, plan, call, error)
 
 
-async def call_async(tool: Tool, fn: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any], id: str | None = None) -> Any:
+async def call_async(
+    tool: Tool, fn: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any], id: str | None = None
+) -> Any:
     """Call an async tool."""
     plan = plan_of(tool)
     call = ToolCall(plan, fn, instance, args, kwargs, id)
@@ -379,7 +380,9 @@ class _Iteration:
 
     __slots__ = ("call", "items", "plan", "tracer", "yielded_ns")
 
-    def __init__(self, tool: Tool, fn: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any], id: str | None = None) -> None:
+    def __init__(
+        self, tool: Tool, fn: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any], id: str | None = None
+    ) -> None:
         plan = self.plan = plan_of(tool)
         call = self.call = ToolCall(plan, fn, instance, args, kwargs, id)
         tracer = self.tracer = plan.tracer
@@ -462,7 +465,9 @@ def call_generator(
         it.close(error)
 
 
-def _items(it: _Iteration, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], id: str | None = None) -> Generator[Any, Any, Any]:
+def _items(
+    it: _Iteration, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], id: str | None = None
+) -> Generator[Any, Any, Any]:
     generator = it.step(functools.partial(fn, *args, **kwargs))
     try:
         item = it.step(next, generator)

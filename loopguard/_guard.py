@@ -9,9 +9,9 @@ import asyncio
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextvars import Token
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, Self, TypeVar, overload
 
 import wrapt
 
@@ -24,7 +24,7 @@ from loopguard._events import Event
 from loopguard._outcomes import LoopResult, StopReason, only_refusals, stop_reason_of
 from loopguard._pipeline import Hook, compose
 from loopguard._run import Run, current_run, publish
-from loopguard._schemas import Arguments, InvalidArguments, ToolUse, tool_result, tool_uses, unknown_tool
+from loopguard._schemas import InvalidArguments, ToolUse, tool_result, tool_uses, unknown_tool
 from loopguard.budgets import Budget
 from loopguard.exceptions import ConfigurationError, LoopHalted, LoopStopped, ToolCallRefused
 from loopguard.guardrails import ApproveTool, LoopLimit, MaxSteps, WrapTool
@@ -39,6 +39,7 @@ __all__ = ["Guard", "GuardedTool", "Scope", "tool"]
 P = ParamSpec("P")
 P2 = ParamSpec("P2")
 R = TypeVar("R")
+T = TypeVar("T")
 R_co = TypeVar("R_co", covariant=True)
 S = TypeVar("S")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -131,14 +132,16 @@ def _assemble(
         repeats[DEFAULT_LOOP_LIMIT] = None
     inner = chain[-1]
     for run, guards in stations or [(inner, ())]:
-        here = [(guardrail, guard) for guard in guards for guardrail in guard.guardrails if hasattr(guardrail, "bind")]
+        here: list[tuple[Any, Guard | None]] = [
+            (guardrail, guard) for guard in guards for guardrail in guard.guardrails if hasattr(guardrail, "bind")
+        ]
         here = [(guardrail, guard) for guardrail, guard in here if not isinstance(guardrail, LoopLimit)]
         if run is inner:  # repeats are counted by the run that makes the call
-            here += [(guardrail, guard) for guardrail, guard in repeats.items()]  # type: ignore[misc]  # the default has no guard
-        for guardrail, guard in sorted(here, key=lambda pair: _rank(pair[0])):
+            here += list(repeats.items())
+        for guardrail, owner in sorted(here, key=lambda pair: _rank(pair[0])):
             bound = guardrail.bind(run, tool)
             if bound is not None:
-                limits.append(bound if guard is None or guard.mode == "enforce" else _Observed(bound))
+                limits.append(bound if owner is None or owner.mode == "enforce" else _Observed(bound))
     plan = Admission(tool, chain, limits, listeners, TOOL_SPANS if provider_is_set() else None)
     asks = tool.approve or any(approver.which.covers_tool(tool) for approver in approvers)
     _check_colours(tool, approvers)
@@ -193,15 +196,20 @@ class GuardedTool(Protocol[P, R_co]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Call it."""
 
-    async def acall(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+    @overload
+    def acall(
+        self: GuardedTool[P2, Coroutine[Any, Any, T]], *args: P2.args, **kwargs: P2.kwargs
+    ) -> Coroutine[Any, Any, T]: ...
+    @overload
+    def acall(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R_co]:
         """Call it from async code: a sync tool runs in a thread of its own, off the event loop."""
 
     @overload
-    def __get__(self, instance: None, owner: Any = None, /) -> GuardedTool[P, R_co]: ...
+    def __get__(self, instance: None, owner: type | None = None, /) -> Self: ...
     @overload
     def __get__(
-        self: GuardedTool[Concatenate[S, P2], R_co], instance: S, owner: Any = None, /
-    ) -> GuardedTool[P2, R_co]: ...
+        self: GuardedTool[Concatenate[S, P2], T], instance: S, owner: type | None = None, /
+    ) -> GuardedTool[P2, T]: ...
 
 
 class _Decorated:
@@ -212,10 +220,11 @@ class _Decorated:
     async def acall(self, *args: Any, **kwargs: Any) -> Any:
         """Call it from async code: a sync tool runs in a thread of its own, off the event loop."""
         colour = _tool_of(self).colour
+        call: Any = self  # a wrapt proxy of a callable
         if colour == ASYNC:
-            return await self(*args, **kwargs)  # type: ignore[operator]  # it is a wrapt proxy of a callable
+            return await call(*args, **kwargs)
         if colour == SYNC:
-            return await in_thread(functools.partial(self, *args, **kwargs), _tool_of(self).name)  # type: ignore[arg-type]  # as above
+            return await in_thread(functools.partial(call, *args, **kwargs), _tool_of(self).name)
         raise ConfigurationError(f"{_tool_of(self).name} is a generator: iterate over it, acall is for plain functions")
 
     def __reduce_ex__(self, protocol: Any) -> str:
@@ -228,11 +237,11 @@ class _Decorated:
         return self
 
 
-class _BoundTool(_Decorated, wrapt.BoundFunctionWrapper):  # type: ignore[misc, type-arg]  # wrapt's classes are generic in stubs only
+class _BoundTool(_Decorated, wrapt.BoundFunctionWrapper):  # type: ignore[type-arg]  # wrapt's classes are generic in stubs only
     """A decorated method, bound to its object or class."""
 
 
-class _Tool(_Decorated, wrapt.FunctionWrapper):  # type: ignore[misc, type-arg]  # as above
+class _Tool(_Decorated, wrapt.FunctionWrapper):  # type: ignore[type-arg]  # as above
     """A decorated function."""
 
     __bound_function_wrapper__ = _BoundTool
@@ -299,6 +308,8 @@ def _make_tool(fn: Any, options: Mapping[str, Any], guards: tuple[Guard, ...]) -
 def tool(fn: Callable[P, R], /) -> GuardedTool[P, R]: ...
 @overload
 def tool(
+    fn: None = None,
+    /,
     *,
     name: str | None = None,
     cost: Any = None,
@@ -334,9 +345,14 @@ def tool(
 
     Raises ConfigurationError at decoration for a wrong option.
     """
-    options = dict(
-        name=name, cost=cost, approve=approve, idempotent=idempotent, repeatable=repeatable, require_run=require_run
-    )
+    options = {
+        "name": name,
+        "cost": cost,
+        "approve": approve,
+        "idempotent": idempotent,
+        "repeatable": repeatable,
+        "require_run": require_run,
+    }
     if guard is not None:
         if not isinstance(guard, Guard):
             raise ConfigurationError(f"tool(guard={guard!r}): give a Guard")
@@ -413,6 +429,8 @@ class Guard:
     @overload
     def tool(
         self,
+        fn: None = None,
+        /,
         *,
         name: str | None = None,
         cost: Any = None,
@@ -421,8 +439,6 @@ class Guard:
         repeatable: bool = False,
         require_run: bool = False,
     ) -> Callable[[Callable[P, R]], GuardedTool[P, R]]: ...
-    @overload
-    def tool(self, fn: None, /, **options: Any) -> Any: ...
     def tool(
         self,
         fn: Any = None,
@@ -436,9 +452,14 @@ class Guard:
         require_run: bool = False,
     ) -> Any:
         """Like `loopguard.tool`, under this guard, and known to `call`, `run_tools` and `schemas`."""
-        options = dict(
-            name=name, cost=cost, approve=approve, idempotent=idempotent, repeatable=repeatable, require_run=require_run
-        )
+        options = {
+            "name": name,
+            "cost": cost,
+            "approve": approve,
+            "idempotent": idempotent,
+            "repeatable": repeatable,
+            "require_run": require_run,
+        }
         if fn is None:
             return lambda function: self.tool(function, **options)
         if isinstance(fn, _Tool | _BoundTool):
@@ -533,10 +554,7 @@ class Guard:
 
     def schemas(self) -> list[dict[str, Any]]:
         """The ``tools=`` list of the Messages API for the tools that this guard made."""
-        return [
-            target.arguments.tool_definition(name)
-            for name, target in sorted(self._by_name(None).items())
-        ]
+        return [target.arguments.tool_definition(name) for name, target in sorted(self._by_name(None).items())]
 
     def _by_name(self, tools: Iterable[Any] | None) -> dict[str, _Target]:
         if tools is None:
@@ -590,7 +608,14 @@ class Guard:
         return Scope(name, (self,))
 
 
-_DEFAULTS = dict(name=None, cost=None, approve=False, idempotent=False, repeatable=False, require_run=False)
+_DEFAULTS = {
+    "name": None,
+    "cost": None,
+    "approve": False,
+    "idempotent": False,
+    "repeatable": False,
+    "require_run": False,
+}
 NOWHERE = Run("no run")
 NOWHERE.outside = True
 
@@ -742,4 +767,3 @@ class Scope:
 
     async def __aexit__(self, kind: Any, exc: BaseException | None, traceback: Any) -> None:
         self.__exit__(kind, exc, traceback)
-

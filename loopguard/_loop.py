@@ -11,7 +11,7 @@ import typing
 import warnings
 from collections.abc import Callable, Coroutine, Mapping
 from decimal import Decimal
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, Self, TypeVar, overload
 
 import wrapt
 
@@ -46,7 +46,6 @@ P2 = ParamSpec("P2")
 R = TypeVar("R")
 T = TypeVar("T")
 S = TypeVar("S")
-R_co = TypeVar("R_co", covariant=True)
 
 DEFAULT_MAX = 10
 _UNSET: Any = object()
@@ -154,7 +153,9 @@ def _callable(value: Any, what: str) -> Any:
 
 def _condition(until: Any) -> Any:
     if until is not None and not callable(until):
-        raise ConfigurationError(f"loop(until={until!r}): give a function of the state, or conditions joined by | and &")
+        raise ConfigurationError(
+            f"loop(until={until!r}): give a function of the state, or conditions joined by | and &"
+        )
     return until
 
 
@@ -378,7 +379,9 @@ class _Machine:
             self.move("complete")
         result = self.result(reason, None)
         if not result.completed:
-            _log.warning("loop %s reached its ceiling of %d iterations without being done", self.run.name, self.spec.max)
+            _log.warning(
+                "loop %s reached its ceiling of %d iterations without being done", self.run.name, self.spec.max
+            )
             if self.spec.on_limit == "raise":
                 stopped = LoopStopped(result)
                 attach_result(stopped, result)
@@ -477,14 +480,13 @@ def _open(machine: _Machine) -> tuple[Any, RunSpan | None]:
 
 def _close(machine: _Machine, token: Any, span: RunSpan | None, outcome: LoopResult[Any] | BaseException) -> None:
     run = machine.run
-    if isinstance(outcome, BaseException):
-        reason, error, value = stop_reason_of(outcome), outcome, machine.value
-        shown = None if only_refusals(outcome) is not None else outcome
+    if isinstance(outcome, LoopResult):
+        run.leave(token, outcome.stop_reason, outcome.value, outcome.error, machine.completed)
     else:
-        reason, error, value, shown = outcome.stop_reason, outcome.error, outcome.value, None
-    run.leave(token, reason, value, error, machine.completed)
+        run.leave(token, stop_reason_of(outcome), machine.value, outcome, machine.completed)
     if span is not None:
-        span.end(run, reason, shown)
+        raised = outcome if isinstance(outcome, BaseException) and only_refusals(outcome) is None else None
+        span.end(run, outcome.stop_reason if isinstance(outcome, LoopResult) else stop_reason_of(outcome), raised)
 
 
 def _run_sync(spec: _Spec, fn: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LoopResult[Any]:
@@ -559,36 +561,36 @@ async def _call_async(spec: _Spec, fn: Any, instance: Any, args: tuple[Any, ...]
 # -- the decorator ---------------------------------------------------------------------------------
 
 
-class Loop(Protocol[P, R_co]):
+class Loop(Protocol[P, R]):
     """A decorated loop step: a plain call gives the last state, `run` the whole LoopResult."""
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the loop and return its last state."""
 
-    def run(self, *args: P.args, **kwargs: P.kwargs) -> LoopResult[R_co]:
+    def run(self, *args: P.args, **kwargs: P.kwargs) -> LoopResult[R]:
         """Run the loop and return how it went."""
 
     @overload
-    def __get__(self, instance: None, owner: Any = None, /) -> Loop[P, R_co]: ...
+    def __get__(self, instance: None, owner: type | None = None, /) -> Self: ...
     @overload
-    def __get__(self: Loop[Concatenate[S, P2], R_co], instance: S, owner: Any = None, /) -> Loop[P2, R_co]: ...
+    def __get__(self: Loop[Concatenate[S, P2], T], instance: S, owner: type | None = None, /) -> Loop[P2, T]: ...
 
 
-class AsyncLoop(Protocol[P, R_co]):
+class AsyncLoop(Protocol[P, R]):
     """A decorated async loop step."""
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R_co]:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         """Run the loop and return its last state."""
 
-    def run(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, LoopResult[R_co]]:
+    def run(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, LoopResult[R]]:
         """Run the loop and return how it went."""
 
     @overload
-    def __get__(self, instance: None, owner: Any = None, /) -> AsyncLoop[P, R_co]: ...
+    def __get__(self, instance: None, owner: type | None = None, /) -> Self: ...
     @overload
     def __get__(
-        self: AsyncLoop[Concatenate[S, P2], R_co], instance: S, owner: Any = None, /
-    ) -> AsyncLoop[P2, R_co]: ...
+        self: AsyncLoop[Concatenate[S, P2], T], instance: S, owner: type | None = None, /
+    ) -> AsyncLoop[P2, T]: ...
 
 
 class _Runnable:
@@ -615,11 +617,11 @@ class _Runnable:
         return self
 
 
-class _BoundLoop(_Runnable, wrapt.BoundFunctionWrapper):  # type: ignore[misc, type-arg]  # wrapt's classes are generic in stubs only
+class _BoundLoop(_Runnable, wrapt.BoundFunctionWrapper):  # type: ignore[type-arg]  # wrapt's classes are generic in stubs only
     """A decorated method, bound to its object or class."""
 
 
-class _LoopFunction(_Runnable, wrapt.FunctionWrapper):  # type: ignore[misc, type-arg]  # as above
+class _LoopFunction(_Runnable, wrapt.FunctionWrapper):  # type: ignore[type-arg]  # as above
     """A decorated function."""
 
     __bound_function_wrapper__ = _BoundLoop
@@ -690,18 +692,18 @@ def loop(
     arguments and returns a LoopResult. A wrong option is a ConfigurationError at decoration.
     """
     given = max is not _UNSET
-    options = dict(
-        max=max if given else DEFAULT_MAX,
-        until=until,
-        guard=guard,
-        budget=budget,
-        timeout=timeout,
-        state=state,
-        on_iteration=on_iteration,
-        on_transition=on_transition,
-        on_limit=on_limit,
-        name=name,
-    )
+    options = {
+        "max": max if given else DEFAULT_MAX,
+        "until": until,
+        "guard": guard,
+        "budget": budget,
+        "timeout": timeout,
+        "state": state,
+        "on_iteration": on_iteration,
+        "on_transition": on_transition,
+        "on_limit": on_limit,
+        "name": name,
+    }
 
     def decorate(function: Any) -> Any:
         spec = _Spec(function, options)
@@ -714,4 +716,3 @@ def loop(
         return _LoopFunction(function, spec)
 
     return decorate if fn is None else decorate(fn)
-

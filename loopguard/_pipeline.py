@@ -96,11 +96,9 @@ class Limit(Protocol):
         """The BoundLimit for this run and tool, or None where it doesn't apply. Called once for both."""
 
 
-class Hook(Protocol):
-    """A guardrail that waits: a generator function around the call."""
-
-    def __call__(self, call: ToolCall, proceed: Proceed) -> Steps:
-        """Yield effects; ``result = yield from proceed(call)`` goes on inwards."""
+Hook: TypeAlias = Callable[[ToolCall, Proceed], Steps]
+"""A guardrail that waits: a generator function ``hook(call, proceed)`` that yields effects;
+``result = yield from proceed(call)`` goes on inwards."""
 
 
 def compose(hooks: Sequence[Hook], invoke: Proceed) -> Proceed:

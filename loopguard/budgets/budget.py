@@ -67,7 +67,7 @@ class Budget:
         """The caps of this budget on one run."""
         return run.slot(self, lambda: [_cap(self, run, unit, limit) for unit, limit in self.limits.items()])  # type: ignore[no-any-return]  # what the lambda makes
 
-    def bind(self, run: Run, tool: Tool) -> _Check | None:
+    def bind(self, run: Run, tool: Tool) -> _Check | _FixedCheck | _OneCheck | None:
         """See `Limit`."""
         caps = self.caps(run)
         if not caps:
@@ -127,8 +127,8 @@ class _Cap:
         what = f"the budget {self.budget.name!r}" if self.budget.name else "the budget"
         reason = (
             f"{call.name} may cost {plain(exact, self.unit)}, but only {left} is left of {what} of "
-            f"{plain(self.limit, self.unit)} of run {self.run.name!r} ({plain(self.cell.spent, self.unit)} spent{held}). "
-            f"It was not run: make a cheaper call, or answer with what you have."
+            f"{plain(self.limit, self.unit)} of run {self.run.name!r} ({plain(self.cell.spent, self.unit)} spent"
+            f"{held}). It was not run: make a cheaper call, or answer with what you have."
         )
         return BudgetExceeded(
             "budget", "Budget", call.name, reason, decimal(self.limit), decimal(used), self.run.name, self.run.id
@@ -156,7 +156,7 @@ class _Steps(Cell):
         self.run = run
 
     @property
-    def spent(self) -> int:  # type: ignore[override]  # a view in the place of a value
+    def spent(self) -> int:
         return self.run.steps * SCALE
 
     @spent.setter

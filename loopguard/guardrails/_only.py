@@ -31,7 +31,9 @@ class Which:
         else:
             self.patterns = tuple(only)
             if not all(isinstance(pattern, str) for pattern in self.patterns):
-                raise ConfigurationError(f"{what}(only={only!r}): give a name pattern, several, or a function of a call")
+                raise ConfigurationError(
+                    f"{what}(only={only!r}): give a name pattern, several, or a function of a call"
+                )
         self.text = ", ".join(self.patterns) if self.patterns is not None else None
 
     def covers_tool(self, tool: Tool) -> bool:

@@ -46,7 +46,9 @@ class Approval:
         return cls("approve", None, None, grant, by)
 
     @classmethod
-    def deny(cls, reason: str | None = None, grant: Literal["once", "run"] = "once", *, by: str | None = None) -> Approval:
+    def deny(
+        cls, reason: str | None = None, grant: Literal["once", "run"] = "once", *, by: str | None = None
+    ) -> Approval:
         """No. The reason goes to the model. With grant="run" it is final for this run."""
         return cls("deny", reason, None, grant, by)
 
@@ -82,7 +84,9 @@ class ApproveTool:
     def __init__(self, approver: Callable[[ToolCall], Any], only: Only = None, timeout: float | None = None) -> None:
         if not callable(approver):
             raise ConfigurationError(f"ApproveTool({approver!r}): give a callable that answers about a call")
-        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0):
+        if timeout is not None and (
+            isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0
+        ):
             raise ConfigurationError(f"ApproveTool(timeout={timeout!r}): give seconds above 0, or None to wait")
         self.approver = approver
         self.which = Which(only, "ApproveTool")
@@ -264,12 +268,11 @@ def _read(said: Any) -> Approval:
 
 def _denied(call: ToolCall, reason: str | None) -> ToolCallRefused:
     return call.plan.refuse(
-        call, ApprovalDenied("approval_denied", "ApproveTool", call.name, reason, None, None, call.run.name, call.run.id)
+        call,
+        ApprovalDenied("approval_denied", "ApproveTool", call.name, reason, None, None, call.run.name, call.run.id),
     )
 
 
 def _refuse(call: ToolCall, code: str, reason: str) -> ToolCallRefused:
     kind = ApprovalTimeout if code == "approval_timeout" else ToolCallRefused
-    return call.plan.refuse(
-        call, kind(code, "ApproveTool", call.name, reason, None, None, call.run.name, call.run.id)
-    )
+    return call.plan.refuse(call, kind(code, "ApproveTool", call.name, reason, None, None, call.run.name, call.run.id))

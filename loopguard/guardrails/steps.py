@@ -72,9 +72,7 @@ class _Cap:
             f"{call.name} was not run: the {calls}{which} that {self.run.name!r} allows per {self.guardrail.per} are "
             f"used up. Answer now with what you have."
         )
-        return MaxStepsExceeded(
-            "max_steps", "MaxSteps", call.name, reason, self.n, value, self.run.name, self.run.id
-        )
+        return MaxStepsExceeded("max_steps", "MaxSteps", call.name, reason, self.n, value, self.run.name, self.run.id)
 
     def used(self) -> int:
         return self.run.steps * SCALE

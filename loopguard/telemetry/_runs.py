@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from opentelemetry.trace import Span
-
 from loopguard._outcomes import StopReason
 from loopguard._run import Run
 from loopguard.telemetry import _constants as names

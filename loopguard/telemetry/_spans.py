@@ -30,7 +30,6 @@ __all__ = [
     "end_ok",
     "end_refused",
     "provider_is_set",
-    "refused_tool_span",
     "sanitise",
     "start_span",
     "start_tool_span",
@@ -48,13 +47,13 @@ _recording = False
 
 def provider_is_set() -> bool:
     """Whether spans go anywhere: a TracerProvider was set, and the SDK isn't switched off."""
-    return _recording or _look_for_provider()
+    return _recording or (type(_probe(names.SCOPE)) is not trace.ProxyTracer and _meet_provider())
 
 
-def _look_for_provider() -> bool:
+def _meet_provider() -> bool:
     global _tracer, _recording
     tracer = _probe(names.SCOPE, names.VERSION, names.SCHEMA_URL)
-    if isinstance(tracer, trace.ProxyTracer | trace.NoOpTracer):
+    if isinstance(tracer, trace.NoOpTracer):
         return False
     _tracer, _recording = tracer, True
     return True
@@ -125,15 +124,6 @@ def end_refused(
     """End the span of a refused call: an error of the refusal's code, described by its reason."""
     if span.is_recording():
         _end(span, _reason(refusal), end_time_ns, {**_of_refusal(refusal), **(attributes or {})})
-
-
-def refused_tool_span(
-    name: str, attributes: Mapping[str, Any], refusal: ToolCallRefused, start_time_ns: int | None = None
-) -> None:
-    """The whole span of a call that was refused before anything ran: started, marked and ended in one go."""
-    span = start_tool_span(name, {**attributes, **_of_refusal(refusal)}, start_time_ns)
-    if span.is_recording():
-        _end(span, _reason(refusal), None, None)
 
 
 def end_failed(
