@@ -45,7 +45,17 @@ from loopguard.exceptions import (
     ToolCallRefused,
     ToolTimeout,
 )
-from loopguard.guardrails import Approval, ApproveTool, LoopLimit, MaxSteps, WrapTool
+from loopguard.guardrails import (
+    Approval,
+    ApproveTool,
+    CircuitBreaker,
+    LoopLimit,
+    MaxSteps,
+    RateLimit,
+    Retry,
+    Timeout,
+    WrapTool,
+)
 from loopguard.telemetry import configure_telemetry
 
 __all__ = [
@@ -57,6 +67,7 @@ __all__ = [
     "Budget",
     "BudgetExceeded",
     "CheckpointError",
+    "CircuitBreaker",
     "ConfigurationError",
     "EvaluationFailed",
     "Guard",
@@ -74,11 +85,14 @@ __all__ = [
     "LoopStopped",
     "MaxSteps",
     "MaxStepsExceeded",
+    "RateLimit",
     "RecordedError",
+    "Retry",
     "Run",
     "RunConflict",
     "RunNotFound",
     "StopReason",
+    "Timeout",
     "ToolCall",
     "ToolCallRefused",
     "ToolTimeout",

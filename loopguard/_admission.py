@@ -101,7 +101,11 @@ class Admission:
     """All limits of one run's chain for one tool: what is decided together, and settled together."""
 
     __slots__ = (
+        "_ends",
+        "attempt_checks",
+        "attempt_takers",
         "attributes",
+        "call_finishers",
         "chain",
         "checks",
         "dynamic",
@@ -156,7 +160,26 @@ class Admission:
         taking = [i for i, take in enumerate(methods["take"]) if take is not None]
         index = {i: n for n, i in enumerate(taking)}
         self.undoers = tuple((index.get(i, -1), m) for i, m in enumerate(methods["undo"]) if m is not None)
-        self.finishers = tuple((index.get(i, -1), m) for i, m in enumerate(methods["done"]) if m is not None)
+        ends = [(i, m) for i, m in enumerate(methods["done"]) if m is not None]
+        self.finishers = tuple((index.get(i, -1), m) for i, m in ends)
+        # Retry: what is asked, taken and told of each attempt, and what only of the call as a whole
+        each = [i for i, limit in enumerate(limits) if getattr(limit, "per_attempt", False)]
+        self.attempt_checks = tuple(methods["check"][i] for i in each if methods["check"][i] is not None)
+        self.attempt_takers = tuple((index[i], methods["take"][i]) for i in each if i in index)
+        self.call_finishers: tuple[tuple[int, Any], ...] = ()
+        self._ends = ends, each, index
+
+    def retried(self) -> None:
+        """A Retry acts on this plan: limits that count calls hear of the last attempt only, by `finish`."""
+        ends, each, index = self._ends
+        self.finishers = tuple((index.get(i, -1), m) for i, m in ends if i in each)
+        self.call_finishers = tuple((index.get(i, -1), m) for i, m in ends if i not in each)
+
+    def finish(self, call: ToolCall, result: Any, error: BaseException | None) -> None:
+        """The last attempt is over."""
+        if call.started:
+            for index, done in self.call_finishers:
+                done(call, call.tokens[index] if index >= 0 else None, result, error)
 
     # -- before the body -----------------------------------------------------------------------
 
@@ -252,15 +275,18 @@ class Admission:
         """The next attempt of a call whose last one is settled: no new step, its own cost."""
         new = call.replace(arguments=call.arguments)
         new.attempt = call.attempt + 1
-        new.step, new.tokens = call.step, call.tokens
+        new.step, new.loose, new.marks = call.step, call.loose, call.marks
         if self.dynamic:
             new.amounts = self._estimate(new)
         with LOCK:
             refusal = self.latched() if self.root.alarm else None
-            for check in self.checks:
-                if refusal is None and getattr(check, "per_attempt", False):
+            for check in self.attempt_checks:
+                if refusal is None:
                     refusal = check(new)
             if refusal is None:
+                new.tokens = list(call.tokens)
+                for index, take in self.attempt_takers:
+                    new.tokens[index] = take(new)
                 for unit, exact in new.amounts:
                     for run in self.chain:
                         run.cell(unit).reserved += exact
@@ -562,8 +588,7 @@ def admission_hook(call: ToolCall, proceed: Proceed) -> Steps:
         refusal = plan.admit(call)
         if refusal is None:
             break
-        cure = getattr(refusal, "cure", None)
-        if cure is None or not (yield from cure(call)):
+        if refusal.cure is None or not (yield from refusal.cure(call)):
             raise plan.refuse(call, refusal)
     call.line = line = [call]
     try:

@@ -13,7 +13,7 @@ __all__ = ["Settings", "configure", "settings"]
 class Settings:
     """The settings in force. Changed only through `configure`."""
 
-    __slots__ = ("on_event", "redact", "require_run", "version")
+    __slots__ = ("listeners", "on_event", "redact", "require_run", "version")
 
     def __init__(self) -> None:
         self.require_run: bool = False
@@ -21,6 +21,9 @@ class Settings:
         self.version = 0
         """Counts the changes: what was compiled under older settings is compiled again."""
         self.on_event: tuple[Callable[[Any], object], ...] = ()
+        """Users' callbacks: they get redacted events, and their failures change nothing."""
+        self.listeners: tuple[Callable[[Any], object], ...] = ()
+        """Subscribers of loopguard's own: they get the events as they are, and never raise."""
 
 
 settings = Settings()

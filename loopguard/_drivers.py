@@ -14,7 +14,7 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from typing import Any, TypeVar
 
 from loopguard._admission import Admission
@@ -28,6 +28,7 @@ __all__ = [
     "call_async_generator",
     "call_generator",
     "call_sync",
+    "cancelled_after",
     "drive_async",
     "drive_sync",
     "in_thread",
@@ -114,6 +115,22 @@ async def _bounded(awaitable: Any, timeout: float | None) -> Any:
     await asyncio.wait({task}, timeout=0.05)  # a tool that swallows it doesn't hold us up
     _forget(task)
     raise EffectTimeout
+
+
+async def cancelled_after(scope: asyncio.Timeout, awaitable: Awaitable[R]) -> R:
+    """Await it within scope: EffectTimeout when the scope expired, its own TimeoutError as it is."""
+    raised: BaseException | None = None
+    try:
+        async with scope:
+            try:
+                return await awaitable
+            except BaseException as exc:
+                raised = exc
+                raise
+    except TimeoutError as exc:
+        if exc is raised or not scope.expired():
+            raise
+        raise EffectTimeout from None
 
 
 def _forget(task: asyncio.Future[Any]) -> None:
@@ -378,7 +395,7 @@ async def call_async(
 class _Iteration:
     """A generator tool's call: the context is ours only while its body runs, never across a yield."""
 
-    __slots__ = ("call", "items", "plan", "tracer", "yielded_ns")
+    __slots__ = ("call", "items", "left", "plan", "tracer", "yielded_ns")
 
     def __init__(
         self, tool: Tool, fn: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any], id: str | None = None
@@ -389,6 +406,8 @@ class _Iteration:
         start_ns = time.time_ns() if tracer is not None else 0
         self.yielded_ns = 0
         self.items = ItemDigest()
+        self.left: float | None = None
+        """Seconds that the body may still run; the consumer's own time between the items doesn't count."""
         if plan.proceed is None:
             refusal = plan.admit(call)
             if refusal is not None:
@@ -417,6 +436,30 @@ class _Iteration:
             if self.tracer is not None:
                 self.tracer.detach(attached)
             CURRENT.reset(before)
+
+    def resume(self, close: Callable[[], Any], fn: Callable[..., R], *args: Any) -> R:
+        """Let the body go on to its next item; EffectTimeout, and the body closed, once its time is used up."""
+        if self.left is None:
+            return self.step(fn, *args)
+        begun = time.monotonic()
+        try:
+            item = self.step(fn, *args)
+        finally:
+            self.left -= time.monotonic() - begun
+        if self.left < 0:
+            self.step(close)
+            raise EffectTimeout
+        return item
+
+    async def aresume(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """The same for an async body, which is cancelled."""
+        if self.left is None:
+            return await self.astep(fn, *args)
+        begun = time.monotonic()
+        try:
+            return await cancelled_after(asyncio.timeout(max(0.0, self.left)), self.astep(fn, *args))
+        finally:
+            self.left -= time.monotonic() - begun
 
     def saw(self, item: Any) -> None:
         self.items.add(item)
@@ -452,7 +495,7 @@ def call_generator(
             return (yield from _hooked_generator(it, it.plan.proceed(it.call)))
         it.plan.start(it.call)
         try:
-            result = yield from _items(it, fn, args, kwargs)
+            result = yield from _items(it, Invoke(it.call))
         except BaseException as exc:
             it.plan.failed(it.call, exc)
             raise
@@ -465,12 +508,11 @@ def call_generator(
         it.close(error)
 
 
-def _items(
-    it: _Iteration, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], id: str | None = None
-) -> Generator[Any, Any, Any]:
-    generator = it.step(functools.partial(fn, *args, **kwargs))
+def _items(it: _Iteration, effect: Invoke) -> Generator[Any, Any, Any]:
+    it.call, it.left = effect.call, effect.timeout
+    generator = it.step(functools.partial(effect.call.fn, *effect.call.args, **effect.call.kwargs))
     try:
-        item = it.step(next, generator)
+        item = it.resume(generator.close, next, generator)
         while True:
             it.saw(item)
             try:
@@ -479,9 +521,9 @@ def _items(
                 it.step(generator.close)
                 raise
             except BaseException as exc:  # thrown in by the consumer: the body's to handle
-                item = it.step(generator.throw, exc)
+                item = it.resume(generator.close, generator.throw, exc)
             else:
-                item = it.step(generator.send, sent)
+                item = it.resume(generator.close, generator.send, sent)
     except StopIteration as stop:
         return stop.value
 
@@ -493,8 +535,7 @@ def _hooked_generator(it: _Iteration, steps: Steps) -> Generator[Any, Any, Any]:
         while True:
             try:
                 if isinstance(effect, Invoke):
-                    it.call = effect.call
-                    value = yield from _items(it, effect.call.fn, effect.call.args, effect.call.kwargs)
+                    value = yield from _items(it, effect)
                 else:
                     value = it.step(_perform_sync, effect)
             except BaseException as exc:  # every outcome belongs to the pipeline, which raises it on
@@ -547,10 +588,11 @@ async def _run_async_generator(
             try:
                 value = None
                 if isinstance(effect, Invoke):
-                    it.call = call = effect.call
+                    it.call, it.left = effect.call, effect.timeout
+                    call = it.call
                     generator = it.step(functools.partial(call.fn, *call.args, **call.kwargs))
                     try:
-                        item = await it.astep(generator.__anext__)
+                        item = await it.aresume(generator.__anext__)
                         while True:
                             it.saw(item)
                             try:
@@ -559,9 +601,9 @@ async def _run_async_generator(
                                 await it.astep(generator.aclose)
                                 raise
                             except BaseException as exc:  # thrown in by the consumer: the body's to handle
-                                item = await it.astep(generator.athrow, exc)
+                                item = await it.aresume(generator.athrow, exc)
                             else:
-                                item = await it.astep(generator.asend, sent)
+                                item = await it.aresume(generator.asend, sent)
                     except StopAsyncIteration:
                         pass
                 else:

@@ -16,6 +16,7 @@ from loopguard._usage import Usage
 from loopguard.redaction import redact, redact_text
 
 __all__ = [
+    "BudgetExtended",
     "BudgetWarned",
     "Charged",
     "Event",
@@ -196,6 +197,16 @@ class BudgetWarned(Event):
     unit: str
     spent: Decimal
     limit: Decimal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetExtended(Event):
+    """A person raised the cap of a budget."""
+
+    budget: str
+    unit: str
+    limit: Decimal
+    """The cap from now on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

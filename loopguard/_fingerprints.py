@@ -152,15 +152,15 @@ _TRUE, _FALSE, _NAN = ("true",), ("false",), ("nan",)
 _encode = json.JSONEncoder(sort_keys=True, ensure_ascii=False, check_circular=False, separators=(",", ":")).encode
 _WHOLE = re.compile(r'"(?:[^"\\]|\\.)*+"|-?\d++(?:\.0(?!\d)|(?:\.\d++)?e\+\d++)', re.DOTALL)
 _DEEPEST = 100  # levels, so that the answer doesn't hang on how much of the interpreter's stack is left
-_WIDEST = 20_000  # nodes of one level, and characters times a hundred: in a text, shared parts multiply
+_MOST = 200_000  # nodes, and characters times a hundred: in a text, shared parts multiply
 
 
 def _json_text(value: object) -> str | None:
     """The canonical text of a value of nothing but JSON's own types, in C; None for any other value."""
-    floats = _floats(value)
-    if floats is None:
-        return None
     try:
+        floats = _floats(value)
+        if floats is None:
+            return None
         text = _encode(value)
     except (ValueError, TypeError, RuntimeError):  # an endless integer; changed by another thread meanwhile
         return None
@@ -169,7 +169,7 @@ def _json_text(value: object) -> str | None:
 
 def _floats(value: object) -> bool | None:
     """Whether there are floats in a value that has a JSON text, None if it has none or a monstrous one."""
-    floats, characters = False, 0
+    floats, nodes, characters = False, 0, 0
     level: list[Any] = [value]
     for _ in range(_DEEPEST):
         below: list[Any] = []
@@ -191,10 +191,11 @@ def _floats(value: object) -> bool | None:
                 below += item
             else:
                 return None
-            if len(below) > _WIDEST or characters > 100 * _WIDEST:
+            if nodes + len(below) > _MOST or characters > 100 * _MOST:
                 return None
         if not below:
             return floats
+        nodes += len(below)
         level = below
     return None
 
@@ -511,7 +512,7 @@ _READERS: dict[int, tuple[bytes, Callable[[Any], Any]]] = {
     id(kind): (group, read)
     for kind, group, read in (
         (dict, b"map", lambda v: [*dict.items(v)]),
-        (MappingProxyType, b"proxy", lambda v: gc.get_referents(v)),
+        (MappingProxyType, b"proxy", gc.get_referents),
         (list, b"list", lambda v: [*list.__iter__(v)]),
         (tuple, b"list", lambda v: [*tuple.__iter__(v)]),
         (deque, b"deque", lambda v: [*deque.__iter__(v)]),

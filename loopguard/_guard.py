@@ -23,11 +23,20 @@ from loopguard._drivers import call_async, call_async_generator, call_generator,
 from loopguard._events import Event
 from loopguard._outcomes import LoopResult, StopReason, only_refusals, stop_reason_of
 from loopguard._pipeline import Hook, compose
-from loopguard._run import Run, current_run, publish
+from loopguard._run import Run, current_run, publish, subscribers
 from loopguard._schemas import InvalidArguments, ToolUse, tool_result, tool_uses, unknown_tool
 from loopguard.budgets import Budget
 from loopguard.exceptions import ConfigurationError, LoopHalted, LoopStopped, ToolCallRefused
-from loopguard.guardrails import ApproveTool, LoopLimit, MaxSteps, WrapTool
+from loopguard.guardrails import (
+    ApproveTool,
+    CircuitBreaker,
+    LoopLimit,
+    MaxSteps,
+    RateLimit,
+    Retry,
+    Timeout,
+    WrapTool,
+)
 from loopguard.guardrails.approve import approvals
 from loopguard.redaction import redact_error
 from loopguard.telemetry._runs import RunSpan
@@ -44,7 +53,7 @@ R_co = TypeVar("R_co", covariant=True)
 S = TypeVar("S")
 F = TypeVar("F", bound=Callable[..., Any])
 
-LIMITS: tuple[type, ...] = (MaxSteps, LoopLimit, Budget)
+LIMITS: tuple[type, ...] = (RateLimit, CircuitBreaker, MaxSteps, LoopLimit, Budget)
 """The limits of one run in the order they are asked; those of plugins come after them."""
 
 DEFAULT_LOOP_LIMIT = LoopLimit()
@@ -56,7 +65,7 @@ DEFAULT_LOOP_LIMIT = LoopLimit()
 def compile_plan(tool: Tool, run: Run | None) -> Admission:
     """Everything that a call of this tool passes in this run: the one place that orders it.
 
-    span ▸ WrapTool ▸ admission (limits, outermost run first) ▸ ApproveTool ▸ the tool
+    span ▸ WrapTool ▸ admission (limits, outermost run first) ▸ ApproveTool ▸ Retry ▸ Timeout ▸ the tool
     """
     if run is None:
         return _outside_plan(tool)
@@ -94,7 +103,7 @@ def _outside_plan(tool: Tool) -> Admission:
         return known[1]  # type: ignore[no-any-return]  # only written below
     chain = tuple(guard.outside for guard in tool.guards) or (NOWHERE,)
     stations = [(guard.outside, (guard,)) for guard in tool.guards]
-    listeners = (*settings.on_event, *(guard.listener for guard in tool.guards if guard.listener is not None))
+    listeners = (*subscribers(), *(guard.listener for guard in tool.guards if guard.listener is not None))
     plan = _assemble(tool, chain, stations, listeners, default_loop_limit=False)
     if tool.require_run or settings.require_run:
         plan.checks = (_refuse_no_run,)
@@ -118,11 +127,17 @@ def _assemble(
     limits: list[Any] = []
     wraps: dict[WrapTool, None] = {}
     approvers: dict[ApproveTool, Run] = {}
+    retry: Retry | None = None
+    timeouts = [(tool.timeout, f"@tool(timeout=…) of {tool.name}")] if tool.timeout is not None else []
     repeats: dict[LoopLimit, Guard | None] = {}
-    for _, guards in stations:
+    for run, guards in stations:
         for guard in guards:
             for guardrail in guard.guardrails:
-                if isinstance(guardrail, LoopLimit):
+                if isinstance(guardrail, Retry):
+                    retry = guardrail  # the innermost
+                elif isinstance(guardrail, Timeout):
+                    timeouts.append((guardrail.seconds, f"{guardrail!r} of run {run.name!r}"))
+                elif isinstance(guardrail, LoopLimit):
                     repeats[guardrail] = guard
                 elif isinstance(guardrail, WrapTool):
                     wraps[guardrail] = None
@@ -140,15 +155,21 @@ def _assemble(
             here += list(repeats.items())
         for guardrail, owner in sorted(here, key=lambda pair: _rank(pair[0])):
             bound = guardrail.bind(run, tool)
-            if bound is not None:
+            if bound is not None and not any(bound is known for known in limits):
                 limits.append(bound if owner is None or owner.mode == "enforce" else _Observed(bound))
     plan = Admission(tool, chain, limits, listeners, TOOL_SPANS if provider_is_set() else None)
     asks = tool.approve or any(approver.which.covers_tool(tool) for approver in approvers)
     _check_colours(tool, approvers)
-    if wraps or asks:
+    retries = retry is not None and tool.idempotent
+    if timeouts:
+        plan.timeout, plan.timeout_source = min(timeouts)
+    if wraps or asks or retries or timeouts or any(getattr(limit, "curable", False) for limit in limits):
         hooks: list[Hook] = [*(wrap.hook for wrap in wraps), admission_hook]
         if asks:
             hooks.append(approvals(tool, list(approvers.items())))
+        if retry is not None and retries:
+            plan.retried()
+            hooks.append(retry.hook)
         plan.proceed = compose(hooks, invoke)
     return plan
 
@@ -179,6 +200,7 @@ class _Observed:
         for method in ("prepare", "take", "undo", "done"):
             if hasattr(limit, method):
                 setattr(self, method, getattr(limit, method))
+        self.per_attempt = getattr(limit, "per_attempt", False)
         self.limit = limit
 
     def check(self, call: ToolCall) -> None:
@@ -215,7 +237,7 @@ class GuardedTool(Protocol[P, R_co]):
 class _Decorated:
     """What a decorated tool can do beside being called, bound to an object or not."""
 
-    _self_tool: Tool
+    # No annotations in this class body: they would hide those of the wrapped function.
 
     async def acall(self, *args: Any, **kwargs: Any) -> Any:
         """Call it from async code: a sync tool runs in a thread of its own, off the event loop."""
@@ -282,6 +304,20 @@ def _flag(value: Any, what: str) -> bool:
     return value
 
 
+def _callback(value: Any, what: str) -> Any:
+    if value is not None and not callable(value):
+        raise ConfigurationError(f"{what}={value!r}): give a function, or None")
+    return value
+
+
+def _exceptions(value: Any) -> tuple[type[BaseException], ...]:
+    if not isinstance(value, tuple) or not all(
+        isinstance(kind, type) and issubclass(kind, Exception) for kind in value
+    ):
+        raise ConfigurationError(f"tool(raises={value!r}): give a tuple of exception classes")
+    return value
+
+
 def _make_tool(fn: Any, options: Mapping[str, Any], guards: tuple[Guard, ...]) -> Any:
     check_callable(fn, "@tool")
     if isinstance(fn, _Tool | _BoundTool):
@@ -298,6 +334,9 @@ def _make_tool(fn: Any, options: Mapping[str, Any], guards: tuple[Guard, ...]) -
             idempotent=_flag(options["idempotent"], "tool(idempotent"),
             repeatable=_flag(options["repeatable"], "tool(repeatable"),
             require_run=_flag(options["require_run"], "tool(require_run"),
+            timeout=None if options["timeout"] is None else Timeout(options["timeout"]).seconds,
+            raises=_exceptions(options["raises"]),
+            self_key=_callback(options["self_key"], "tool(self_key"),
             guards=guards,
             compile=compile_plan,
         ),
@@ -314,9 +353,12 @@ def tool(
     name: str | None = None,
     cost: Any = None,
     approve: bool = False,
+    timeout: float | None = None,
     idempotent: bool = False,
     repeatable: bool = False,
     require_run: bool = False,
+    raises: tuple[type[BaseException], ...] = (),
+    self_key: Callable[[Any], str] | None = None,
     guard: Guard | None = None,
 ) -> Callable[[Callable[P, R]], GuardedTool[P, R]]: ...
 def tool(
@@ -326,9 +368,12 @@ def tool(
     name: str | None = None,
     cost: Any = None,
     approve: bool = False,
+    timeout: float | None = None,
     idempotent: bool = False,
     repeatable: bool = False,
     require_run: bool = False,
+    raises: tuple[type[BaseException], ...] = (),
+    self_key: Callable[[Any], str] | None = None,
     guard: Guard | None = None,
 ) -> Any:
     """Make a function a tool: every call of it passes the guardrails of the runs it is called in.
@@ -342,6 +387,8 @@ def tool(
     - ``approve``: run only on an explicit yes of an ApproveTool that covers it.
     - ``idempotent``: running it twice does no harm. ``repeatable``: LoopLimit never counts it.
     - ``require_run``: refuse calls outside any run (``no_run``). ``guard``: a Guard of its own.
+    - ``timeout``: seconds for each attempt, see `Timeout`. ``raises``: exception classes that a resumed
+      run may raise again. ``self_key``: ``fn(self)`` names a method's object for durable approvals.
 
     Raises ConfigurationError at decoration for a wrong option.
     """
@@ -349,9 +396,12 @@ def tool(
         "name": name,
         "cost": cost,
         "approve": approve,
+        "timeout": timeout,
         "idempotent": idempotent,
         "repeatable": repeatable,
         "require_run": require_run,
+        "raises": raises,
+        "self_key": self_key,
     }
     if guard is not None:
         if not isinstance(guard, Guard):
@@ -389,7 +439,9 @@ class Guard:
         on_event: Callable[[Event], object] | None = None,
     ) -> None:
         for guardrail in guardrails:
-            known = isinstance(guardrail, WrapTool | ApproveTool) or callable(getattr(guardrail, "bind", None))
+            known = isinstance(guardrail, WrapTool | ApproveTool | Retry | Timeout) or callable(
+                getattr(guardrail, "bind", None)
+            )
             if isinstance(guardrail, type) or not known:
                 hint = f": write {guardrail.__name__}(…)" if isinstance(guardrail, type) else ""
                 raise ConfigurationError(f"Guard({guardrail!r}) is not a guardrail{hint}")
@@ -435,9 +487,12 @@ class Guard:
         name: str | None = None,
         cost: Any = None,
         approve: bool = False,
+        timeout: float | None = None,
         idempotent: bool = False,
         repeatable: bool = False,
         require_run: bool = False,
+        raises: tuple[type[BaseException], ...] = (),
+        self_key: Callable[[Any], str] | None = None,
     ) -> Callable[[Callable[P, R]], GuardedTool[P, R]]: ...
     def tool(
         self,
@@ -447,18 +502,24 @@ class Guard:
         name: str | None = None,
         cost: Any = None,
         approve: bool = False,
+        timeout: float | None = None,
         idempotent: bool = False,
         repeatable: bool = False,
         require_run: bool = False,
+        raises: tuple[type[BaseException], ...] = (),
+        self_key: Callable[[Any], str] | None = None,
     ) -> Any:
         """Like `loopguard.tool`, under this guard, and known to `call`, `run_tools` and `schemas`."""
         options = {
             "name": name,
             "cost": cost,
             "approve": approve,
+            "timeout": timeout,
             "idempotent": idempotent,
             "repeatable": repeatable,
             "require_run": require_run,
+            "raises": raises,
+            "self_key": self_key,
         }
         if fn is None:
             return lambda function: self.tool(function, **options)
@@ -612,9 +673,12 @@ _DEFAULTS = {
     "name": None,
     "cost": None,
     "approve": False,
+    "timeout": None,
     "idempotent": False,
     "repeatable": False,
     "require_run": False,
+    "raises": (),
+    "self_key": None,
 }
 NOWHERE = Run("no run")
 NOWHERE.outside = True

@@ -18,7 +18,7 @@ import wrapt
 from loopguard import _events as events
 from loopguard._amounts import SCALE, decimal
 from loopguard._call import ASYNC, ASYNC_GENERATOR, GENERATOR, check_callable, colour_of, plain_function
-from loopguard._drivers import drive_async, drive_sync
+from loopguard._drivers import cancelled_after, drive_async, drive_sync
 from loopguard._guard import Guard
 from loopguard._outcomes import (
     TRANSITIONS,
@@ -31,7 +31,7 @@ from loopguard._outcomes import (
     only_refusals,
     stop_reason_of,
 )
-from loopguard._pipeline import Ask, Invoke, Steps
+from loopguard._pipeline import Ask, EffectTimeout, Invoke, Steps
 from loopguard._run import Run, current_run
 from loopguard._usage import Usage
 from loopguard.budgets import Budget
@@ -439,32 +439,25 @@ def _timed_out(run: Run) -> bool:
 
 async def _within_deadline(run: Run, fn: Any, *args: Any, **kwargs: Any) -> Any:
     """Await the body, cancelled when the run's deadline passes; waits for people stop the clock."""
-    raised: BaseException | None = None
     loop = asyncio.get_running_loop()
     scope = asyncio.timeout(None)
+
+    async def body() -> Any:
+        aim()
+        run.on_deadline_moved = lambda: loop.call_soon_threadsafe(aim)
+        try:
+            return await fn(*args, **kwargs)
+        finally:
+            run.on_deadline_moved = None
 
     def aim() -> None:
         if not scope.expired():
             assert run.deadline is not None
             scope.reschedule(None if run.paused else loop.time() + max(0.0, run.deadline - time.monotonic()))
 
-    def moved() -> None:
-        loop.call_soon_threadsafe(aim)
-
     try:
-        async with scope:
-            aim()
-            run.on_deadline_moved = moved
-            try:
-                return await fn(*args, **kwargs)
-            except BaseException as exc:
-                raised = exc
-                raise
-            finally:
-                run.on_deadline_moved = None
-    except TimeoutError as exc:
-        if exc is raised or not scope.expired():
-            raise
+        return await cancelled_after(scope, body())
+    except EffectTimeout:
         raise run.timed_out() from None
 
 

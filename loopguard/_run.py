@@ -22,7 +22,7 @@ from loopguard._pipeline import LOCK
 from loopguard._usage import Usage
 from loopguard.exceptions import LoopHalted, ToolCallRefused
 
-__all__ = ["Run", "charge", "current_run", "publish"]
+__all__ = ["Run", "charge", "current_run", "publish", "subscribers"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -72,7 +72,7 @@ class Run:
     # a pause of the deadline while a person is asked
     _asking: int = 0
     _asked_at: float = 0.0
-    on_deadline_moved: Callable[[], None] | None = None
+    on_deadline_moved: Callable[[], object] | None = None
     # of the root, for the whole tree
     alarm: bool = False
     restless: bool = False
@@ -111,7 +111,7 @@ class Run:
         if parent is None:
             self.root: Run = self
             self.chain: tuple[Run, ...] = (self,)
-            self.listeners: tuple[Listener, ...] = settings.on_event
+            self.listeners: tuple[Listener, ...] = subscribers()
             self.alerts = []
             self.rows = weakref.WeakKeyDictionary()
             self.largest = {}
@@ -389,6 +389,11 @@ def publish(on_event: Callable[[events.Event], object]) -> Listener:
             warn(f"on_event raised {type(exc).__name__}: the event was lost to it, nothing else")
 
     return listener
+
+
+def subscribers() -> tuple[Listener, ...]:
+    """Who listens to the whole process, as it is configured now."""
+    return (*settings.listeners, *map(publish, settings.on_event))
 
 
 def current_run() -> Run | None:

@@ -116,6 +116,11 @@ class ToolCallRefused(LoopGuardError):
         self.source = source
         self.run_id = run_id
 
+    retry_after: float | None = None
+    """Seconds after which the same call may be admitted, where that is known."""
+    cure: Any = None
+    """What the pipeline can wait for before it asks again; not part of the refusal's data."""
+
     def __str__(self) -> str:
         if self.code == "approval_denied":
             why = f": {self.reason}" if self.reason else ""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from loopguard import _events as events
 from loopguard._admission import NO_ALERT, Cell
-from loopguard._amounts import SCALE, amount, decimal, money, plain
-from loopguard._call import Tool, ToolCall
+from loopguard._amounts import SCALE, amount, amounts, decimal, money, plain
+from loopguard._approval import Approval, ask
+from loopguard._call import Tool, ToolCall, new_id
+from loopguard._pipeline import LOCK, Effect, Sleep
 from loopguard._run import Run
-from loopguard.exceptions import BudgetExceeded, ConfigurationError
+from loopguard.exceptions import BudgetExceeded, ConfigurationError, ToolCallRefused
+from loopguard.redaction import redact_error
 
 __all__ = ["Budget"]
 
@@ -25,6 +28,8 @@ class Budget:
     - ``usd``: USD. ``tokens``, ``input_tokens``, ``output_tokens``, ``model_calls``: of metered models.
       ``tool_calls``: every started call. None is unlimited, 0 refuses the first costed call.
     - ``name``: how messages and spans call it; ``warn_at``: the share at which BudgetWarned is emitted.
+    - ``extend``: an approver that is asked to raise the cap by ``extend_by`` (USD or {unit: amount}) instead
+      of refusing; calls in parallel share one question, and a no is final for the run.
 
     A NaN, infinite, negative or bool cap is a ConfigurationError.
     """
@@ -40,6 +45,8 @@ class Budget:
         *,
         name: str | None = None,
         warn_at: float | None = 0.8,
+        extend: Callable[[Any], Any] | None = None,
+        extend_by: Any = None,
         **units: Any,
     ) -> None:
         caps = {
@@ -60,6 +67,14 @@ class Budget:
             raise ConfigurationError(f"Budget(warn_at={warn_at!r}): give a share above 0 and up to 1, or None")
         if name is not None and not isinstance(name, str):
             raise ConfigurationError(f"Budget(name={name!r}): give a text")
+        if (extend is None) != (extend_by is None):
+            raise ConfigurationError("Budget: extend= and extend_by= go together: whom to ask, and for how much more")
+        if extend is not None and not callable(extend):
+            raise ConfigurationError(f"Budget(extend={extend!r}): give an approver")
+        self.extend = extend
+        self.extend_by = dict(amounts(extend_by, "Budget(extend_by"))
+        if not all(unit in self.limits and exact for unit, exact in self.extend_by.items()):
+            raise ConfigurationError(f"Budget(extend_by={extend_by!r}): name units that the budget caps, above 0")
         self.name = name
         self.warn_at = warn_at
 
@@ -78,7 +93,8 @@ class Budget:
             fixed = [(cap, exact) for cap, exact in fixed if exact]
             if not fixed:
                 return None
-            return _OneCheck(self, *fixed[0]) if len(fixed) == 1 else _FixedCheck(self, fixed)
+            one = len(fixed) == 1 and self.extend is None
+            return _OneCheck(self, *fixed[0]) if one else _FixedCheck(self, fixed)
         return _Check(self, {cap.unit: cap for cap in caps})
 
     def __repr__(self) -> str:
@@ -96,6 +112,8 @@ class _Cap:
         self.unit = unit
         self.limit = limit
         self.cell = run.cell(unit)
+        self.question: _Extension | None = None
+        self.denied: str | None = None
         self.line = NO_ALERT
         if budget.warn_at is not None and limit:
             self.line = int(limit * budget.warn_at)
@@ -130,9 +148,79 @@ class _Cap:
             f"{plain(self.limit, self.unit)} of run {self.run.name!r} ({plain(self.cell.spent, self.unit)} spent"
             f"{held}). It was not run: make a cheaper call, or answer with what you have."
         )
-        return BudgetExceeded(
+        if self.denied is not None:
+            reason += f" More was asked for and not granted{': ' if self.denied else ''}{self.denied}."
+        refusal = BudgetExceeded(
             "budget", "Budget", call.name, reason, decimal(self.limit), decimal(used), self.run.name, self.run.id
         )
+        if self.unit in self.budget.extend_by and self.denied is None:
+            limit = self.limit
+            refusal.cure = lambda call: self.extend(call, limit)
+        return refusal
+
+    def extend(self, call: ToolCall, limit: int) -> Generator[Effect, Any, bool]:
+        """Ask for more, once for all calls that need it; True when it is worth trying again."""
+        with LOCK:
+            if self.limit != limit:
+                return True  # somebody else got it meanwhile
+            question = self.question
+            asking = question is None
+            if question is None:
+                question = self.question = _Extension(self, call)
+        if not asking:
+            while not question.over:
+                yield Sleep(0.01)
+            return self.denied is None
+        assert self.budget.extend is not None
+        try:
+            answer = yield from ask(self.budget.extend, question, call.run, "extension", None)
+            granted = self._granted(answer)
+        except (ToolCallRefused, ConfigurationError):
+            raise
+        except Exception as exc:  # the approver is the user's: whatever it raises isn't a yes
+            answer, granted = None, 0
+            self.denied = f"the approver failed: {redact_error(exc)}"
+        finally:
+            with LOCK:
+                self.question = None
+            question.over = True
+        if not granted:
+            if self.denied is None:
+                self.denied = (answer.reason if answer is not None else None) or ""
+            return False
+        with LOCK:
+            self.limit += granted
+        self.run.emit(
+            events.BudgetExtended, budget=self.budget.name or self.unit, unit=self.unit, limit=decimal(self.limit)
+        )
+        return True
+
+    def _granted(self, answer: Approval) -> int:
+        if answer.decision == "edit":
+            assert answer.arguments is not None
+            return amount(answer.arguments.get("extend_by"), f"the extension of {self.unit}")
+        return self.budget.extend_by[self.unit] if answer.decision == "approve" else 0
+
+
+class _Extension:
+    """The question whether a cap may be raised, in the shape of a call, for any approver."""
+
+    name = "extend_budget"
+
+    def __init__(self, cap: _Cap, call: ToolCall) -> None:
+        self.id = new_id("extension")
+        self.run = call.run
+        self.question: Any = None
+        self.over = False
+        self.arguments = {
+            "budget": cap.budget.name or cap.unit,
+            "unit": cap.unit,
+            "limit": decimal(cap.limit),
+            "spent": decimal(cap.cell.spent),
+            "reserved": decimal(cap.cell.reserved),
+            "extend_by": decimal(cap.budget.extend_by[cap.unit]),
+            "for_tool": call.name,
+        }
 
 
 class _StepsCap(_Cap):
@@ -174,7 +262,7 @@ class _Check:
     per_attempt = True
 
     def __init__(self, budget: Budget, caps: dict[str, _Cap]) -> None:
-        self.budget = budget
+        self.curable = budget.extend is not None
         self.by_unit = caps
 
     def check(self, call: ToolCall) -> BudgetExceeded | None:
@@ -194,6 +282,7 @@ class _FixedCheck:
     per_attempt = True
 
     def __init__(self, budget: Budget, fixed: list[tuple[_Cap, int]]) -> None:
+        self.curable = budget.extend is not None
         self.fixed = fixed
 
     def check(self, call: ToolCall) -> BudgetExceeded | None:

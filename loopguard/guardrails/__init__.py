@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-from loopguard.guardrails.approve import Approval, ApproveTool
+from loopguard._approval import Approval
+from loopguard.guardrails.approve import ApproveTool
 from loopguard.guardrails.repeats import LoopLimit
+from loopguard.guardrails.resilience import CircuitBreaker, RateLimit, Retry, Timeout
 from loopguard.guardrails.steps import MaxSteps
 from loopguard.guardrails.wrap import WrapTool
 
-__all__ = ["Approval", "ApproveTool", "LoopLimit", "MaxSteps", "WrapTool"]
+__all__ = [
+    "Approval",
+    "ApproveTool",
+    "CircuitBreaker",
+    "LoopLimit",
+    "MaxSteps",
+    "RateLimit",
+    "Retry",
+    "Timeout",
+    "WrapTool",
+]

@@ -2,74 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from loopguard import _events as events
-from loopguard._call import Tool, ToolCall, new_id, structural_copy
-from loopguard._pipeline import Ask, Effect, EffectTimeout, Proceed, Steps
+from loopguard._approval import Approval, ask
+from loopguard._call import Tool, ToolCall, structural_copy
+from loopguard._pipeline import Effect, EffectTimeout, Proceed, Steps
 from loopguard._run import Run
-from loopguard.exceptions import ApprovalDenied, ApprovalTimeout, ConfigurationError, LoopGuardError, ToolCallRefused
+from loopguard.exceptions import ApprovalDenied, ApprovalTimeout, ConfigurationError, ToolCallRefused
 from loopguard.guardrails._only import Only, Which
 from loopguard.redaction import redact_error
 
-__all__ = ["Approval", "ApproveTool", "Question"]
+__all__ = ["Approval", "ApproveTool", "approvals"]
 
 MAX_QUESTIONS = 3
 """How often one and the same call may be asked about in a run: a model can't ask all night."""
-
-
-@dataclass(frozen=True, slots=True)
-class Approval:
-    """An approver's answer: made by `approve`, `deny` or `edit`."""
-
-    decision: Literal["approve", "deny", "edit"]
-    reason: str | None = None
-    arguments: Mapping[str, Any] | None = None
-    grant: Literal["once", "run"] = "once"
-    by: str | None = None
-    """Who answered, as they say themselves."""
-
-    def __post_init__(self) -> None:
-        if self.decision not in ("approve", "deny", "edit"):
-            raise ConfigurationError(f"Approval({self.decision!r}): use Approval.approve(), .deny() or .edit()")
-        if self.grant not in ("once", "run"):
-            raise ConfigurationError(f"grant={self.grant!r}: give 'once' or 'run'")
-        if self.reason is not None and not isinstance(self.reason, str):
-            raise ConfigurationError(f"reason={self.reason!r}: give a text or None")
-
-    @classmethod
-    def approve(cls, grant: Literal["once", "run"] = "once", *, by: str | None = None) -> Approval:
-        """Yes: for this one execution, or (grant="run") for this tool with these arguments in this run."""
-        return cls("approve", None, None, grant, by)
-
-    @classmethod
-    def deny(
-        cls, reason: str | None = None, grant: Literal["once", "run"] = "once", *, by: str | None = None
-    ) -> Approval:
-        """No. The reason goes to the model. With grant="run" it is final for this run."""
-        return cls("deny", reason, None, grant, by)
-
-    @classmethod
-    def edit(cls, arguments: Mapping[str, Any], reason: str | None = None, *, by: str | None = None) -> Approval:
-        """Yes, but with these arguments, in the shape of `call.arguments`."""
-        if not isinstance(arguments, Mapping):
-            raise ConfigurationError(f"Approval.edit({arguments!r}): give a mapping of parameter to value")
-        return cls("edit", reason, structural_copy(dict(arguments)), "once", by)
-
-
-class Question:
-    """What is being asked about one call, while it is asked."""
-
-    __slots__ = ("call", "closed", "id")
-
-    def __init__(self, call: ToolCall) -> None:
-        self.id = new_id("question")
-        self.call = call
-        self.closed = False
-        """True once an answer would come too late."""
 
 
 class ApproveTool:
@@ -210,60 +157,17 @@ def _answer(approver: ApproveTool, run: Run, call: ToolCall, digest: str) -> Gen
 
 
 def _ask(approver: ApproveTool, call: ToolCall) -> Generator[Effect, Any, Approval]:
-    question = Question(call)
-    run = call.run
-    run.emit(
-        events.QuestionAsked,
-        question_id=question.id,
-        kind="approval",
-        call_id=call.id,
-        tool=call.name,
-        arguments=call.arguments,
-    )
-    call.question = question
-    started = time.monotonic()
-    run.asking()
-    decision, reason, by, edited = "error", None, None, None
+    """The answer, or the refusal that stands for none: it fails closed."""
     try:
-        said = yield Ask(approver.approver, call, blocking=True, timeout=approver.timeout)
-        if approver.timeout is not None and time.monotonic() - started > approver.timeout:
-            raise EffectTimeout
-        answer = _read(said)
-        decision, reason, by, edited = answer.decision, answer.reason, answer.by, answer.arguments
-        return answer
+        return (yield from ask(approver.approver, call, call.run, "approval", approver.timeout))
     except EffectTimeout:
-        decision = "timeout"
         text = f"nobody approved {call.name} within {approver.timeout:g} s, so it was not run"
         raise _refuse(call, "approval_timeout", text) from None
-    except ToolCallRefused:
+    except (ToolCallRefused, ConfigurationError):
         raise
     except Exception as exc:  # the approver is the user's: whatever it raises isn't a yes
-        reason = f"the approver of {call.name} failed, so it was not run: {redact_error(exc)}"
-        if isinstance(exc, ConfigurationError) and "is async" in str(exc):
-            raise
-        raise _refuse(call, "approval_error", reason) from exc
-    finally:
-        question.closed = True
-        run.asked()
-        run.emit(
-            events.QuestionAnswered, question_id=question.id, decision=decision, reason=reason, by=by, arguments=edited
-        )
-
-
-def _read(said: Any) -> Approval:
-    """What an approver returned, read strictly: only True, Approval and (True, reason) can be a yes."""
-    if said is True:
-        return Approval.approve()
-    if said is False:
-        return Approval.deny()
-    if isinstance(said, Approval):
-        return said
-    if isinstance(said, tuple) and len(said) == 2 and isinstance(said[0], bool):
-        if said[1] is None or isinstance(said[1], str):
-            return Approval("approve" if said[0] else "deny", said[1])
-    raise LoopGuardError(
-        f"it returned a {type(said).__name__}; an approver returns True, False, (bool, reason) or an Approval"
-    )
+        text = f"the approver of {call.name} failed, so it was not run: {redact_error(exc)}"
+        raise _refuse(call, "approval_error", text) from exc
 
 
 def _denied(call: ToolCall, reason: str | None) -> ToolCallRefused:

@@ -139,9 +139,15 @@ def _line(span: ReadableSpan, marks: _Marks) -> str:
     if (reason := seen.get(names.LOOP_STOP_REASON)) is not None:
         parts.append(f"stopped: {display(str(reason))}")
     if failed:
-        why = (str(seen.get(names.ERROR_TYPE) or ""), span.status.description or "")
-        parts.append(": ".join(display(text) for text in why if text) or "error")
+        parts.append(display(_why(str(seen.get(names.ERROR_TYPE) or ""), span.status.description or "")))
     return (marks.wrong if failed else "") + marks.between.join(parts)
+
+
+def _why(kind: str, description: str) -> str:
+    """``max_steps: the reason``; an exception's description begins with its class already."""
+    if not kind or (description and description.startswith(kind.rpartition(".")[2])):
+        return description or "error"
+    return f"{kind}: {description}" if description else kind
 
 
 def _duration(ns: int) -> str:

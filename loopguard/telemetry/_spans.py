@@ -294,7 +294,9 @@ def content(value: Any) -> str:
     """Value as JSON-like text for a span: redacted first, then cut at 4 KiB. A text stays as it is."""
     try:
         shown = redact(value)
-        if not isinstance(shown, str):
+        if issubclass(type(shown), str):  # past a __class__ that only pretends
+            shown = str.__str__(shown)
+        else:
             shown = json.dumps(shown, ensure_ascii=False, default=_shown)
     except Exception:  # cycles, depth, keys that JSON doesn't know, and methods of the user's
         try:

@@ -90,9 +90,21 @@ def test_a_run_can_be_drawn_in_ascii() -> None:
     ]
 
 
-def test_an_error_without_words_is_marked() -> None:
-    """Red without a description is still told from green."""
-    assert render_tree([span("a", 1, error="")]) == "✗ a · 1.0 ms · error"
+@pytest.mark.parametrize(
+    ("kind", "description", "shown"),
+    [
+        ("max_steps", "all used", "max_steps: all used"),
+        ("json.decoder.JSONDecodeError", "JSONDecodeError: bad", "JSONDecodeError: bad"),
+        ("max_steps", "", "max_steps"),
+        (None, "bad", "bad"),
+        (None, "", "error"),
+    ],
+)
+def test_an_error_says_what_is_known_of_it(kind: str | None, description: str, shown: str) -> None:
+    """Kind and description, neither of them twice; red without either is still told from green."""
+    attributes = {} if kind is None else {"error.type": kind}
+
+    assert render_tree([span("a", 1, attributes=attributes, error=description)]) == f"✗ a · 1.0 ms · {shown}"
 
 
 def test_text_from_a_model_cannot_drive_the_terminal() -> None:

@@ -1,0 +1,143 @@
+"""Asking a person: the question, its clock, and the strict reading of the answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from loopguard import _events as events
+from loopguard._call import new_id, structural_copy
+from loopguard._pipeline import Ask, Effect, EffectTimeout
+from loopguard._run import Run
+from loopguard.exceptions import ConfigurationError, LoopGuardError
+
+__all__ = ["Approval", "Question", "Subject", "ask"]
+
+
+@dataclass(frozen=True, slots=True)
+class Approval:
+    """An approver's answer: made by `approve`, `deny` or `edit`."""
+
+    decision: Literal["approve", "deny", "edit"]
+    reason: str | None = None
+    arguments: Mapping[str, Any] | None = None
+    grant: Literal["once", "run"] = "once"
+    by: str | None = None
+    """Who answered, as they say themselves."""
+
+    def __post_init__(self) -> None:
+        if self.decision not in ("approve", "deny", "edit"):
+            raise ConfigurationError(f"Approval({self.decision!r}): use Approval.approve(), .deny() or .edit()")
+        if self.grant not in ("once", "run"):
+            raise ConfigurationError(f"grant={self.grant!r}: give 'once' or 'run'")
+        if self.reason is not None and not isinstance(self.reason, str):
+            raise ConfigurationError(f"reason={self.reason!r}: give a text or None")
+
+    @classmethod
+    def approve(cls, grant: Literal["once", "run"] = "once", *, by: str | None = None) -> Approval:
+        """Yes: for this one execution, or (grant="run") for this tool with these arguments in this run."""
+        return cls("approve", None, None, grant, by)
+
+    @classmethod
+    def deny(
+        cls, reason: str | None = None, grant: Literal["once", "run"] = "once", *, by: str | None = None
+    ) -> Approval:
+        """No. The reason goes to the model. With grant="run" it is final for this run."""
+        return cls("deny", reason, None, grant, by)
+
+    @classmethod
+    def edit(cls, arguments: Mapping[str, Any], reason: str | None = None, *, by: str | None = None) -> Approval:
+        """Yes, but with these arguments, in the shape of `call.arguments`."""
+        if not isinstance(arguments, Mapping):
+            raise ConfigurationError(f"Approval.edit({arguments!r}): give a mapping of parameter to value")
+        return cls("edit", reason, structural_copy(dict(arguments)), "once", by)
+
+
+class Question:
+    """A question while it is open."""
+
+    __slots__ = ("closed", "id")
+
+    def __init__(self) -> None:
+        self.id = new_id("question")
+        self.closed = False
+        """True once an answer would come too late."""
+
+
+class Subject(Protocol):
+    """What a question is about: a tool call, or something that looks like one to an approver."""
+
+    question: Any
+
+    @property
+    def id(self) -> str:
+        """The call's id."""
+
+    @property
+    def name(self) -> str:
+        """What is to be done."""
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """With what."""
+
+
+def ask(
+    approver: Callable[[Any], Any], subject: Subject, run: Run, kind: str, timeout: float | None
+) -> Generator[Effect, Any, Approval]:
+    """The approver's answer about the subject; the clocks of the run stand still meanwhile.
+
+    Raises EffectTimeout when nobody answered in time, and whatever the approver raised: never a yes.
+    """
+    question = subject.question = Question()
+    arguments = subject.arguments
+    run.emit(
+        events.QuestionAsked,
+        question_id=question.id,
+        kind=kind,
+        call_id=subject.id,
+        tool=subject.name,
+        arguments=arguments,
+    )
+    started = time.monotonic()
+    decision, answer = "error", None
+    run.asking()
+    try:
+        said = yield Ask(approver, subject, blocking=True, timeout=timeout)
+        if timeout is not None and time.monotonic() - started > timeout:
+            raise EffectTimeout
+        answer = _read(said)
+        decision = answer.decision
+        return answer
+    except EffectTimeout:
+        decision = "timeout"
+        raise
+    finally:
+        question.closed = True
+        run.asked()
+        run.emit(
+            events.QuestionAnswered,
+            question_id=question.id,
+            decision=decision,
+            reason=answer.reason if answer is not None else None,
+            by=answer.by if answer is not None else None,
+            arguments=answer.arguments if answer is not None else None,
+        )
+
+
+def _read(said: Any) -> Approval:
+    """What an approver returned, read strictly: only True, Approval and (True, reason) can be a yes."""
+    if said is True:
+        return Approval.approve()
+    if said is False:
+        return Approval.deny()
+    if isinstance(said, Approval):
+        return said
+    if isinstance(said, tuple) and len(said) == 2 and isinstance(said[0], bool):
+        if said[1] is None or isinstance(said[1], str):
+            return Approval("approve" if said[0] else "deny", said[1])
+    raise LoopGuardError(
+        f"it returned a {type(said).__name__}; an approver returns True, False, (bool, reason) or an Approval"
+    )

@@ -1,0 +1,7 @@
+"""Questions: asked once, answered once, by the person or program that may say yes."""
+
+from __future__ import annotations
+
+from loopguard.questions.terminal import ask_in_terminal
+
+__all__ = ["ask_in_terminal"]

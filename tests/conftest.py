@@ -1,0 +1,69 @@
+"""What all tests share: callables of every colour."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+COLOURS = ("sync", "async", "generator", "async generator")
+
+
+class Colour:
+    """One of the four kinds of callable: `make` turns a plain body into one, `call` runs it to its end."""
+
+    def __init__(self, name: str, runner: asyncio.Runner) -> None:
+        self.name = name
+        self._runner = runner
+
+    def make(self, body: Callable[..., Any]) -> Callable[..., Any]:
+        """A callable of this colour with the signature of body; generators yield its result as their one item."""
+        if self.name == "sync":
+            return body
+        if self.name == "async":
+
+            @functools.wraps(body)
+            async def coroutine(*args: Any, **kwargs: Any) -> Any:
+                await asyncio.sleep(0)
+                return body(*args, **kwargs)
+
+            return coroutine
+        if self.name == "generator":
+
+            @functools.wraps(body)
+            def generator(*args: Any, **kwargs: Any) -> Any:
+                yield body(*args, **kwargs)
+
+            return generator
+
+        @functools.wraps(body)
+        async def async_generator(*args: Any, **kwargs: Any) -> Any:
+            await asyncio.sleep(0)
+            yield body(*args, **kwargs)
+
+        return async_generator
+
+    def call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What the body returned, or raises what the call raised; the current run and span are carried along."""
+        if self.name == "sync":
+            return fn(*args, **kwargs)
+        if self.name == "generator":
+            return list(fn(*args, **kwargs))[-1]
+
+        async def main() -> Any:
+            if self.name == "async":
+                return await fn(*args, **kwargs)
+            return [item async for item in fn(*args, **kwargs)][-1]
+
+        return self._runner.run(main(), context=contextvars.copy_context())
+
+
+@pytest.fixture(params=COLOURS)
+def colour(request: pytest.FixtureRequest) -> Iterator[Colour]:
+    """Every test that asks for it runs once for each of the four kinds of callable."""
+    with asyncio.Runner() as runner:
+        yield Colour(request.param, runner)
