@@ -50,7 +50,7 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
 # The stamps say that what pyproject.toml asks for is installed.
-$(VENV)/.demo: EXTRAS :=
+$(VENV)/.demo: EXTRAS := [otlp]
 $(VENV)/.dev: EXTRAS := [dev]
 $(VENV)/.demo $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@echo "installing into $(VENV) (once) …"

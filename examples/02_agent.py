@@ -11,8 +11,8 @@ Prints:
     ...
     iteration 4 of 10
       ✗ track_parcel(parcel='P-77') was refused: loop_limit
-          you are looping: track_parcel was already called 2 times with these same arguments and
-          nothing new came of it, ...
+          you are looping: track_parcel was already called 2 times with these same
+          arguments and nothing new came of it, ...
     iteration 5 of 10
       ? issue_refund(order='A-1042', amount=899) needs a yes
       ✗ issue_refund(order='A-1042', amount=899) was refused: approval_denied
@@ -20,8 +20,7 @@ Prints:
     ...
     iteration 7 of 10
       ✗ search_depots(parcel='P-77') was refused: budget
-          search_depots may cost $0.5, but only $0.24 is left of the budget of $0.3 of run
-          'support' ($0.06 spent). ...
+          search_depots may cost ..., but only $0.24 is left of the budget of ...
     iteration 8 of 10
     <BLANKLINE>
     support completed after 8 iterations (until, $0.06)

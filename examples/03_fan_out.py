@@ -6,8 +6,7 @@ counts, too.
 Prints:
 
     100 bodies ran, 100 calls were refused, $1.00 of $1.00 spent
-    the first refusal: embed may cost $0.01, but only $0 is left of the budget of $1 of run 'fan out'
-    ($0 spent and $1 reserved by calls in flight). ...
+    the first refusal: embed may cost $0.01, but only ... reserved by calls in flight). ...
 """
 
 import asyncio

@@ -18,6 +18,10 @@ COLOURS = sys.stdout.isatty() and "NO_COLOR" not in os.environ
 RED, GREEN, YELLOW, BOLD, DIM = "31", "32", "33", "1", "2"
 
 TRACK = Reply.tool_use("track_parcel", {"parcel": "P-77"})
+ANSWER = (
+    "Your parcel was last scanned in Leipzig nine days ago. I have refunded what I was allowed to; a colleague "
+    "will decide about the rest, and about having the depots searched."
+)
 SCRIPT = [
     Reply.text("Let me look that up.") + Reply.tool_use("look_up_order", {"order": "A-1042"}),
     TRACK,
@@ -26,8 +30,7 @@ SCRIPT = [
     Reply.text("It is lost, then.") + Reply.tool_use("issue_refund", {"order": "A-1042", "amount": 899}),
     Reply.text("And something for the trouble.") + Reply.tool_use("issue_refund", {"order": "A-1042", "amount": 50}),
     Reply.text("People could look for it.") + Reply.tool_use("search_depots", {"parcel": "P-77"}),
-    "Your parcel was last scanned in Leipzig nine days ago. I have refunded what I was allowed to; a colleague "
-    "will decide about the rest, and about having the depots searched.",
+    ANSWER,
 ]
 
 
@@ -79,7 +82,7 @@ def show(event: object) -> None:
             say(f"  ? {signature(event)} needs a yes", colour=YELLOW)
         case "ToolRefused":
             say(f"  ✗ {signature(event)} was refused: {event.code}", colour=RED)
-            say("", textwrap.fill(event.reason or "", 100, initial_indent=" " * 6, subsequent_indent=" " * 6))
+            print(textwrap.fill(event.reason or "", 80, initial_indent=" " * 6, subsequent_indent=" " * 6), flush=True)
 
 
 def signature(event) -> str:

@@ -7,44 +7,23 @@ a tool first meet is compiled then; see `_guard.compile_plan`.
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol
 
 from loopguard import _events as events
 from loopguard._amounts import decimals, plain
 from loopguard._call import CURRENT, ToolCall
+from loopguard._halting import BATCH, end_row, halting, note_refusal
 from loopguard._pipeline import LOCK, EffectTimeout, Invoke, Proceed, Steps
-from loopguard.exceptions import LoopGuardWarning, LoopHalted, ToolCallRefused, ToolTimeout
+from loopguard._warn import warn
+from loopguard.exceptions import LoopHalted, ToolCallRefused, ToolTimeout
 
 if TYPE_CHECKING:
     from loopguard._call import Tool
     from loopguard._run import Run
 
-__all__ = ["BATCH", "Admission", "Batch", "Cell", "Tracer", "caller", "warn"]
-
-NO_ALERT = 10**60
-
-
-class Cell:
-    """What one run has spent and reserved of one unit, in 1e-18 of the unit."""
-
-    __slots__ = ("alert", "reserved", "spent", "watchers")
-
-    def __init__(self) -> None:
-        self.spent = 0
-        self.reserved = 0
-        self.alert = NO_ALERT
-        """Once spent reaches this, a budget wants to hear of it (`warn_at`)."""
-        self.watchers: list[Callable[[], int]] = []
-        """Each emits its warning if it is due, and returns where it wants to be called next."""
-
-    def rearm(self) -> None:
-        """Call the watchers, outside the lock."""
-        self.alert = min((watcher() for watcher in list(self.watchers)), default=NO_ALERT)
+__all__ = ["Admission", "Tracer", "admission_hook", "invoke"]
 
 
 class Tracer(Protocol):
@@ -61,40 +40,6 @@ class Tracer(Protocol):
 
     def close(self, span: Any, plan: Admission, call: ToolCall, error: BaseException | None) -> None:
         """End it: with the refusal, the error or, for None, well."""
-
-
-class Batch:
-    """One turn's worth of calls: its refusals count as one."""
-
-    __slots__ = ("admitted", "caller", "refusal")
-
-    def __init__(self) -> None:
-        self.caller = caller()
-        self.admitted = False
-        self.refusal: ToolCallRefused | None = None
-
-
-BATCH: ContextVar[Batch | None] = ContextVar("loopguard_batch", default=None)
-
-
-def caller() -> Any:
-    """The task or thread that is running: a row of refusals belongs to it."""
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:
-        task = None
-    return task if task is not None else threading.current_thread()
-
-
-def warn(message: str, runs: Sequence[Run] = ()) -> None:
-    """Say it as a warning and in the results; never let a warning filter turn it into an error here."""
-    for run in runs:
-        if len(run.warnings) < 100:
-            run.warnings.append(message)
-    try:
-        warnings.warn(message, LoopGuardWarning, stacklevel=4)
-    except LoopGuardWarning:
-        pass
 
 
 class Admission:
@@ -154,6 +99,8 @@ class Admission:
             methods[slot] = [getattr(limit, slot, None) for limit in limits]
         present: dict[str, tuple[Any, ...]] = {k: tuple(m for m in v if m is not None) for k, v in methods.items()}
         self.preparers = present["prepare"]
+        if not any(getattr(limit, "binds", False) for limit in limits):
+            self.preparers = (ToolCall.bind, *self.preparers)
         self.checks = present["check"]
         self.takers = present["take"]
         # undo and done get the token of the same limit's take: its index, or -1 where it takes nothing
@@ -522,59 +469,6 @@ class Admission:
         """Hand the event to every subscriber."""
         for listener in self.listeners:
             listener(event)
-
-
-# -- rows of refusals ------------------------------------------------------------------------------
-
-
-def note_refusal(chain: Sequence[Run], refusal: ToolCallRefused) -> None:
-    """Remember the refusal for this task or thread, and for every run on the chain."""
-    root = chain[0]
-    with LOCK:
-        root.refusal_count += 1
-        row = root.rows.setdefault(caller(), [])
-        row.append(root.refusal_count)
-        del row[:-10_000]
-        root.last_refusal = refusal
-        for run in chain:
-            run.barren += 1
-            if run.turn != run.barren_turn:
-                run.barren_turn = run.turn
-                run.barren_turns += 1
-        root.restless = True
-
-
-def end_row(chain: Sequence[Run]) -> None:
-    """A call came through: the row of this task or thread, and of the runs, is over."""
-    root = chain[0]
-    with LOCK:
-        root.rows.pop(caller(), None)
-        for run in chain:
-            run.barren = run.barren_turns = 0
-            run.barren_turn = -1
-        if not root.rows:
-            root.restless = False
-
-
-def halting(chain: Sequence[Run]) -> LoopHalted | None:
-    """LoopHalted for the innermost run in which the row of refusals has become too long."""
-    root = chain[0]
-    if not root.restless or root.outside:
-        return None
-    limit = next((run.max_refusals for run in reversed(chain) if run.max_refusals is not None), 5)
-    with LOCK:
-        for run in reversed(chain):
-            if run.halted is not None:
-                return run.halted
-        row = root.rows.get(caller(), ())
-        for run in reversed(chain):
-            count = sum(1 for number in row if number > run.born)
-            turns = run.barren_turns if run.turn else run.barren // 100
-            if max(count, turns) >= limit and root.last_refusal is not None:
-                count = max(count, run.barren if turns >= limit else 0)
-                run.halted = LoopHalted(root.last_refusal, run.id, run.name, count)
-                return run.halted
-    return None
 
 
 # -- the admission and the body as parts of a composed pipeline ------------------------------------

@@ -9,9 +9,11 @@ from typing import Any
 
 from loopguard.exceptions import ConfigurationError
 
-__all__ = ["SCALE", "amount", "amounts", "decimal", "decimals", "money", "plain"]
+__all__ = ["COUNTED", "SCALE", "amount", "amounts", "costs", "decimal", "decimals", "money", "plain"]
 
 SCALE = 10**18
+COUNTED = ("steps", "tool_calls")
+"""Units that nobody reports: every admitted call is one."""
 _MAX_EXPONENT = 30  # no sane amount is larger, and a Decimal("1e999999999") must not fill the memory
 
 
@@ -36,14 +38,18 @@ def amount(value: Any, what: str) -> int:
         _, digits, exponent = exact.as_tuple()
         assert isinstance(exponent, int)  # it is finite
         shift = exponent + 18
-        if len(digits) + exponent <= _MAX_EXPONENT and len(digits) < 1000 and exponent > -10_000:
+        if len(digits) + exponent <= _MAX_EXPONENT and len(digits) < 1000:
             number = int("".join(map(str, digits)))
-            scaled: int = number * 10**shift if shift >= 0 else -(-number // 10**-shift)
+            # 10**1000 is above every such number: what is finer still comes out as 1 just so
+            scaled: int = number * 10**shift if shift >= 0 else -(-number // 10 ** min(-shift, 1000))
             return scaled
-    raise ConfigurationError(f"{what}={_shown(value)} is not an amount: give a finite number of at least 0")
+    closing = ")" if "(" in what else ""
+    raise ConfigurationError(f"{what}={_shown(value)}{closing} is not an amount: give a finite number of at least 0")
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, int) and value.bit_length() > 200:
+        return f"an int of {value.bit_length()} bits"  # Python refuses to write out the largest
     if isinstance(value, int | float | str | None | Decimal):
         return repr(value)[:60]
     return f"a {type(value).__name__}"
@@ -59,6 +65,17 @@ def amounts(values: Any, what: str) -> tuple[tuple[str, int], ...]:
                 raise ConfigurationError(f"{what} names the unit {unit!r}: a unit is a name such as usd or tokens")
         return tuple((unit, amount(value, f"{what} {unit}")) for unit, value in values.items() if value is not None)
     return (("usd", amount(values, what)),)
+
+
+def costs(values: Any, what: str) -> tuple[tuple[str, int], ...]:
+    """Like amounts, for what a call reserves or reports: never a unit that is counted anyway."""
+    exact = amounts(values, what)
+    for unit, _ in exact:
+        if unit in COUNTED:
+            raise ConfigurationError(
+                f"{what} names the unit {unit}, which is counted by loopguard itself, call by call"
+            )
+    return exact
 
 
 def decimal(exact: int) -> Decimal:

@@ -58,12 +58,18 @@ class Approval:
 class Question:
     """A question while it is open."""
 
-    __slots__ = ("closed", "id")
+    __slots__ = ("_run", "id", "over")
 
-    def __init__(self) -> None:
+    def __init__(self, run: Run) -> None:
         self.id = new_id("question")
-        self.closed = False
-        """True once an answer would come too late."""
+        self.over = False
+        """True once nobody waits for the answer any more."""
+        self._run = run
+
+    @property
+    def closed(self) -> bool:
+        """True once an answer would come too late: nobody waits for it, or its run was stopped."""
+        return self.over or any(run.latch is not None for run in self._run.chain)
 
 
 class Subject(Protocol):
@@ -91,7 +97,7 @@ def ask(
 
     Raises EffectTimeout when nobody answered in time, and whatever the approver raised: never a yes.
     """
-    question = subject.question = Question()
+    question = subject.question = Question(run)
     arguments = subject.arguments
     run.emit(
         events.QuestionAsked,
@@ -115,7 +121,7 @@ def ask(
         decision = "timeout"
         raise
     finally:
-        question.closed = True
+        question.over = True
         run.asked()
         run.emit(
             events.QuestionAnswered,

@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from loopguard._amounts import amounts
+from loopguard._amounts import costs
 from loopguard._fingerprints import ItemDigest, atoms, loose, serial, strict
 from loopguard._schemas import Arguments
 from loopguard.exceptions import ConfigurationError, ToolCallRefused
@@ -60,13 +60,19 @@ def colour_of(obj: Any) -> str:
     return SYNC
 
 
+_ANY = inspect.signature(lambda *args, **kwargs: None)
+
+
 class Binder:
     """How arguments bind to the parameters of one function, without `inspect` where it can."""
 
     __slots__ = ("_fn", "_rest", "_simple", "count", "names", "signature")
 
     def __init__(self, fn: Any, bound: bool) -> None:
-        signature = inspect.signature(fn)
+        try:
+            signature = inspect.signature(fn)
+        except ValueError:  # some builtins don't tell theirs
+            signature = _ANY
         if bound:
             signature = signature.replace(parameters=list(signature.parameters.values())[1:])
         self._fn = fn
@@ -153,6 +159,7 @@ class Tool:
         "idempotent",
         "ident",
         "name",
+        "own",
         "raises",
         "repeatable",
         "require_run",
@@ -184,6 +191,8 @@ class Tool:
         self.colour = colour_of(fn)
         # bound methods, builtins and partials have no self left to bind
         self.takes_self = not hasattr(self.fn, "__self__") and not isinstance(self.fn, functools.partial)
+        self.own = None if inspect.isroutine(self.fn) or inspect.isclass(self.fn) else self.fn
+        """A partial or a callable object, which tells tools of one name apart as a method's self does."""
         self.ident = f"{name}:{getattr(self.fn, '__module__', '')}.{getattr(self.fn, '__qualname__', '')}"
         self.cost = cost
         self.cost_fn = cost_fn
@@ -214,7 +223,14 @@ class Tool:
     def estimate(self, call: ToolCall) -> tuple[tuple[str, int], ...]:
         """What this call may cost at most, by the tool's own function."""
         assert self.cost_fn is not None
-        return amounts(self.cost_fn(call), f"the cost of {self.name}")
+        cost = self.cost_fn(call)
+        if cost is None:  # a forgotten return must not make the call free
+            raise ConfigurationError(
+                f"the cost of {self.name} is None: return USD or {{unit: amount}}, 0 where it is free"
+            )
+        if inspect.iscoroutine(cost):
+            cost.close()
+        return costs(cost, f"the cost of {self.name}")
 
     def with_guards(self, guards: tuple[Any, ...]) -> Tool:
         """The same tool under these guards."""
@@ -222,7 +238,7 @@ class Tool:
         return Tool(self.fn, **{**options, "guards": guards})
 
 
-_DERIVED = {"_binders", "_schema", "colour", "fn", "ident", "takes_self"}
+_DERIVED = {"_binders", "_schema", "colour", "fn", "ident", "own", "takes_self"}
 
 
 class ToolCall:
@@ -315,6 +331,10 @@ class ToolCall:
             self._arguments = self.tool.binder(self.bound).arguments(self.args, self.kwargs)
         return self._arguments
 
+    def bind(self) -> None:
+        """Raise the function's own TypeError if the arguments don't bind."""
+        self.tool.binder(self.bound).values(self.args, self.kwargs)
+
     @property
     def fingerprint(self) -> str:
         """A short text equal for equal calls in the loose sense of LoopLimit."""
@@ -330,18 +350,26 @@ class ToolCall:
         if quick is None:
             quick = loose(dict(self.arguments) if ignore else values, ignore)
         if instance is None:
-            return tool.ident, quick
+            if tool.own is None:
+                return tool.ident, quick
+            if isinstance(tool.own, functools.partial):
+                return tool.ident, loose(tool.own), quick
+            instance = tool.own
         return tool.ident, serial(instance), quick
 
     def digest(self) -> tuple[str, bool]:
         """(strict digest of tool, self and arguments, whether another process would get the same)."""
         body, durable = strict(self.arguments)
-        who = ""
-        if self.instance is not None:
+        owner = self.tool.own if self.instance is None else self.instance
+        who: Any = ""
+        if isinstance(owner, functools.partial):  # what it has bound are arguments
+            who, canonical = strict(owner)
+            durable = durable and canonical
+        elif owner is not None:
             if self.tool.self_key is not None:
-                who = f"key {self.tool.self_key(self.instance)}"
+                who = f"key {self.tool.self_key(owner)}"
             else:
-                who, durable = f"object {serial(self.instance)}", durable and isinstance(self.instance, type)
+                who, durable = f"object {serial(owner)}", durable and isinstance(owner, type)
         return strict((self.tool.ident, who, body))[0].hex(), durable
 
     def replace(self, *, arguments: Mapping[str, Any]) -> ToolCall:

@@ -13,10 +13,11 @@ __all__ = ["Settings", "configure", "settings"]
 class Settings:
     """The settings in force. Changed only through `configure`."""
 
-    __slots__ = ("listeners", "on_event", "redact", "require_run", "version")
+    __slots__ = ("judge_model", "listeners", "on_event", "redact", "require_run", "version")
 
     def __init__(self) -> None:
         self.require_run: bool = False
+        self.judge_model: str | None = None
         self.redact: Callable[[str, Any], Any] | None = None
         self.version = 0
         """Counts the changes: what was compiled under older settings is compiled again."""
@@ -34,12 +35,14 @@ def configure(
     require_run: bool | None = None,
     redact: Callable[[str, Any], Any] | None = None,
     on_event: Callable[[Any], object] | None = None,
+    judge_model: str | None = None,
 ) -> None:
     """Set process-wide defaults; what isn't given stays as it is.
 
     - ``require_run``: refuse tool calls outside any run (code ``no_run``).
     - ``redact``: ``fn(name, value)`` returns what people and exporters may see instead of value, or
       None to leave it to the built-in rules.
+    - ``judge_model``: the model that `until_llm` asks by default.
     - ``on_event``: subscribe to the events of every run that starts from now on.
 
     Raises ConfigurationError for a value of the wrong type.
@@ -48,6 +51,10 @@ def configure(
         if not isinstance(require_run, bool):
             raise ConfigurationError(f"require_run={require_run!r}: give True or False")
         settings.require_run = require_run
+    if judge_model is not None:
+        if not isinstance(judge_model, str) or not judge_model:
+            raise ConfigurationError(f"judge_model={judge_model!r}: give a model's name")
+        settings.judge_model = judge_model
     for name, fn in (("redact", redact), ("on_event", on_event)):
         if fn is not None and not callable(fn):
             raise ConfigurationError(f"{name}={fn!r}: give a callable")

@@ -15,12 +15,13 @@ from typing import Any, Concatenate, Literal, ParamSpec, Protocol, Self, TypeVar
 
 import wrapt
 
-from loopguard._admission import BATCH, Admission, Batch, admission_hook, end_row, halting, invoke, note_refusal
-from loopguard._amounts import amounts
+from loopguard._admission import Admission, admission_hook, invoke
+from loopguard._amounts import costs
 from loopguard._call import ASYNC, ASYNC_GENERATOR, CURRENT, GENERATOR, SYNC, Tool, ToolCall, check_callable
 from loopguard._config import settings
 from loopguard._drivers import call_async, call_async_generator, call_generator, call_sync, in_thread
 from loopguard._events import Event
+from loopguard._halting import BATCH, Batch, end_row, halting, note_refusal
 from loopguard._outcomes import LoopResult, StopReason, only_refusals, stop_reason_of
 from loopguard._pipeline import Hook, compose
 from loopguard._run import Run, current_run, publish, subscribers
@@ -104,6 +105,8 @@ def _outside_plan(tool: Tool) -> Admission:
     chain = tuple(guard.outside for guard in tool.guards) or (NOWHERE,)
     stations = [(guard.outside, (guard,)) for guard in tool.guards]
     listeners = (*subscribers(), *(guard.listener for guard in tool.guards if guard.listener is not None))
+    for outside in chain:
+        outside.listeners = listeners  # those that were there when it was made may have gone
     plan = _assemble(tool, chain, stations, listeners, default_loop_limit=False)
     if tool.require_run or settings.require_run:
         plan.checks = (_refuse_no_run,)
@@ -200,6 +203,7 @@ class _Observed:
         for method in ("prepare", "take", "undo", "done"):
             if hasattr(limit, method):
                 setattr(self, method, getattr(limit, method))
+        self.binds = getattr(limit, "binds", False)
         self.per_attempt = getattr(limit, "per_attempt", False)
         self.limit = limit
 
@@ -261,6 +265,9 @@ class _Decorated:
 
 class _BoundTool(_Decorated, wrapt.BoundFunctionWrapper):  # type: ignore[type-arg]  # wrapt's classes are generic in stubs only
     """A decorated method, bound to its object or class."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return getattr, (self._self_owner if self._self_instance is None else self._self_instance, self.__name__)
 
 
 class _Tool(_Decorated, wrapt.FunctionWrapper):  # type: ignore[type-arg]  # as above
@@ -328,7 +335,7 @@ def _make_tool(fn: Any, options: Mapping[str, Any], guards: tuple[Guard, ...]) -
         Tool(
             fn,
             name=_name_of(fn, options["name"]),
-            cost=() if callable(cost) else amounts(cost, "tool(cost"),
+            cost=() if callable(cost) else costs(cost, "tool(cost"),
             cost_fn=cost if callable(cost) else None,
             approve=_flag(options["approve"], "tool(approve"),
             idempotent=_flag(options["idempotent"], "tool(idempotent"),
@@ -550,19 +557,27 @@ class Guard:
             return self._adopt(fn)
         if not inspect.isroutine(fn) and callable(getattr(fn, "to_dict", None)) and callable(getattr(fn, "call", None)):
             runnable = copy.copy(fn)
-            runnable.call = _make_tool(fn.call, {**_DEFAULTS, "name": name or fn.name}, (self,))
+            runnable.call = (
+                self._under(fn.call)
+                if isinstance(fn.call, _Tool | _BoundTool)
+                else _make_tool(fn.call, {**_DEFAULTS, "name": name or fn.name}, (self,))
+            )
             return runnable
         return self._know(_make_tool(fn, {**_DEFAULTS, "name": name}, (self,)))
 
     def _adopt(self, decorated: Any) -> Any:
+        return self._know(self._under(decorated))
+
+    def _under(self, decorated: Any) -> Any:
         known = _tool_of(decorated)
-        if self not in known.guards:
-            decorated = _Tool(decorated.__wrapped__, known.with_guards((*known.guards, self)))
-        return self._know(decorated)
+        if self in known.guards:
+            return decorated
+        return _Tool(decorated.__wrapped__, known.with_guards((*known.guards, self)))
 
     def _know(self, decorated: Any) -> Any:
         known = _tool_of(decorated)
-        self._tools[known.name, (known.ident, _instance_of(decorated))] = decorated
+        owner = _instance_of(decorated) if known.own is None else known.own
+        self._tools[known.name, (known.ident, id(owner))] = decorated
         return decorated
 
     # -- calling tools by name -------------------------------------------------------------------

@@ -9,7 +9,7 @@ import logging
 import time
 import typing
 import warnings
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from decimal import Decimal
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, Self, TypeVar, overload
 
@@ -27,15 +27,26 @@ from loopguard._outcomes import (
     LoopState,
     StopReason,
     Transition,
+    Verdict,
     attach_result,
     only_refusals,
+    read_verdict,
     stop_reason_of,
 )
-from loopguard._pipeline import Ask, EffectTimeout, Invoke, Steps
+from loopguard._pipeline import Ask, Effect, EffectTimeout, Invoke, Steps
 from loopguard._run import Run, current_run
 from loopguard._usage import Usage
 from loopguard.budgets import Budget
-from loopguard.exceptions import ConfigurationError, LoopGuardWarning, LoopHalted, LoopStopped, ToolCallRefused
+from loopguard.exceptions import (
+    ConfigurationError,
+    JudgeError,
+    LoopGuardWarning,
+    LoopHalted,
+    LoopStopped,
+    ToolCallRefused,
+)
+from loopguard.judges import AnthropicJudge
+from loopguard.redaction import redact_error
 from loopguard.telemetry._runs import IterationSpan, RunSpan
 from loopguard.telemetry._spans import provider_is_set
 
@@ -71,6 +82,7 @@ class _Spec:
         self.max = _positive(options["max"], "loop(max")
         self.until = _condition(options["until"])
         self.until_takes_iteration = self.until is not None and _takes_iteration(self.until)
+        self.question, self.judge = _judge(options["until_llm"], options["judge"], self.is_async)
         self.guards = _guards(options["guard"], options["budget"])
         self.timeout = _seconds(options["timeout"])
         self.on_iteration = _callable(options["on_iteration"], "on_iteration")
@@ -90,7 +102,7 @@ class _Spec:
     @property
     def conditional(self) -> bool:
         """Whether anything but the ceiling can say that the loop is done."""
-        return self.until is not None
+        return self.until is not None or self.question is not None
 
     def state_parameter(self, bound: bool) -> inspect.Parameter | None:
         """The parameter that each iteration's result replaces; None where there is no parameter."""
@@ -159,6 +171,22 @@ def _condition(until: Any) -> Any:
     return until
 
 
+def _judge(question: Any, judge: Any, is_async: bool) -> tuple[str | None, Any]:
+    if question is None:
+        if judge is not None:
+            raise ConfigurationError("loop(judge=…) answers a question: give it as until_llm=")
+        return None, None
+    if not isinstance(question, str) or not question.strip():
+        raise ConfigurationError(f"loop(until_llm={question!r}): give the question as a text")
+    if judge is None:
+        judge = AnthropicJudge()
+    if not callable(judge):
+        raise ConfigurationError(f"loop(judge={judge!r}): give a function (question, state)")
+    if inspect.iscoroutinefunction(judge) and not is_async:
+        raise ConfigurationError(f"loop(judge={judge!r}): it is async, but the loop is sync; make one like the other")
+    return question, judge
+
+
 def _takes_iteration(until: Any) -> bool:
     """Whether until wants the iteration: as its second required positional parameter, or one of that name."""
     try:
@@ -217,6 +245,7 @@ class _Machine:
         self.state = LoopState.READY
         self.completed = 0
         self.satisfied: bool | None = None
+        self.undecided = 0
 
     def _find(self, parameter: inspect.Parameter, bound: bool) -> int | str:
         """Where the state stands among the arguments; an omitted one is put there with its default."""
@@ -270,6 +299,8 @@ class _Machine:
     def steps(self) -> Steps:
         """The iterations, as effects; evaluates to why it stopped."""
         spec, run = self.spec, self.run
+        if hasattr(spec.judge, "prepare"):
+            spec.judge.prepare()
         self.move("start")
         while True:
             self.check_stopped()
@@ -290,6 +321,7 @@ class _Machine:
         before = {unit: cell.spent for unit, cell in run.cells.items()}
         started = time.perf_counter()
         self.satisfied = None
+        self.feedback = run.feedback
         error: BaseException | None = None
         try:
             kwargs = {**self.kwargs, "feedback": run.feedback} if spec.takes_feedback else self.kwargs
@@ -309,6 +341,12 @@ class _Machine:
                 self.satisfied = bool((yield Ask(spec.until, *arguments)))
                 if self.satisfied:
                     return StopReason.UNTIL
+            if spec.question is not None:
+                verdict = yield from self.ask_judge(value)
+                self.note(verdict, before, started)
+                self.satisfied = verdict.passed is True
+                if self.satisfied:
+                    return StopReason.UNTIL_LLM
             return None
         except BaseException as exc:
             error = exc
@@ -316,6 +354,24 @@ class _Machine:
         finally:
             if span is not None:
                 span.end(self.satisfied, None if error is None or only_refusals(error) is not None else error)
+
+    def ask_judge(self, value: Any) -> Generator[Effect, Any, Verdict]:
+        """Ask whether the loop is done. Only a clean yes is one; three times undecided in a row is an error."""
+        judge, run = self.spec.judge, self.run
+        try:
+            said = yield Ask(judge, self.spec.question, value, blocking=True)
+        except (ToolCallRefused, ConfigurationError):
+            raise
+        except Exception as exc:  # the judge is the user's, or a network: a failure is no verdict
+            verdict = Verdict(None, f"the judge failed: {redact_error(exc)}")
+        else:
+            verdict = read_verdict(said, f"the judge of {run.name}")
+        run.emit(events.VerdictGiven, by=_name(judge), verdict=verdict)
+        run.feedback = verdict.reason if verdict.passed is False else None
+        self.undecided = self.undecided + 1 if verdict.passed is None else 0
+        if self.undecided == 3:
+            raise JudgeError(f"the judge of {run.name!r} was undecided three times in a row: {verdict.reason}")
+        return verdict
 
     @property
     def body(self) -> Any:
@@ -326,6 +382,18 @@ class _Machine:
 
     def record(self, value: Any, before: Mapping[str, int], started: float) -> None:
         """Note what the iteration did and cost."""
+        self.history.append(self.iteration(value, (), before, started))
+        self.run.emit(events.IterationEnded, value=value, duration=self.history[-1].duration)
+
+    def note(self, verdict: Verdict, before: Mapping[str, int], started: float) -> None:
+        """Add a verdict to the iteration, with what the judge cost."""
+        last = self.history[-1]
+        self.history[-1] = self.iteration(last.value, (*last.verdicts, verdict), before, started)
+
+    def iteration(
+        self, value: Any, verdicts: tuple[Verdict, ...], before: Mapping[str, int], started: float
+    ) -> Iteration[Any]:
+        """The iteration so far."""
         run = self.run
         spent = {
             unit: cell.spent - before.get(unit, 0)
@@ -335,8 +403,7 @@ class _Machine:
         usage = Usage(**{u: n // SCALE for u, n in spent.items() if u in _USAGE}) if spent else _NO_USAGE
         cost = None if run.unknown_cost else decimal(spent["usd"]) if "usd" in spent else _NOTHING
         duration = max(0.0, time.perf_counter() - started)
-        self.history.append(Iteration(run.iteration, value, run.feedback, (), usage, cost, duration))
-        run.emit(events.IterationEnded, value=value, duration=duration)
+        return Iteration(run.iteration, value, self.feedback, verdicts, usage, cost, duration)
 
     def check_stopped(self) -> None:
         """Raise the refusal that ends this loop or one around it, if there is one."""
@@ -645,6 +712,8 @@ def loop(
     *,
     max: int = DEFAULT_MAX,
     until: _Condition | None = None,
+    until_llm: str | None = None,
+    judge: Callable[[str, Any], object] | None = None,
     guard: Guard | None = None,
     budget: Budget | None = None,
     timeout: float | None = None,
@@ -660,6 +729,8 @@ def loop(
     *,
     max: Any = _UNSET,
     until: Any = None,
+    until_llm: str | None = None,
+    judge: Any = None,
     guard: Guard | None = None,
     budget: Budget | None = None,
     timeout: float | None = None,
@@ -674,6 +745,8 @@ def loop(
     - ``max``: the ceiling of iterations, an int of at least 1 (default 10). With a max and no condition,
       reaching it completes the loop.
     - ``until(state)`` or ``until(state, iteration)``: done? Sync or async; see `loopguard.conditions`.
+    - ``until_llm``: the question whether it is done, which ``judge(question, state)`` answers: by default a
+      model, see `loopguard.judges`. Its reason, when it says no, is the next iteration's feedback.
     - ``guard``, ``budget``: limits of each run. ``timeout``: seconds for the whole loop, waits for people
       excluded.
     - ``state``: the parameter that carries the state, by default the first positional one.
@@ -688,6 +761,8 @@ def loop(
     options = {
         "max": max if given else DEFAULT_MAX,
         "until": until,
+        "until_llm": until_llm,
+        "judge": judge,
         "guard": guard,
         "budget": budget,
         "timeout": timeout,

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from loopguard._usage import Usage
-from loopguard.exceptions import LoopHalted, ToolCallRefused
+from loopguard.exceptions import ConfigurationError, LoopHalted, ToolCallRefused
 
 __all__ = [
     "Iteration",
@@ -183,6 +183,21 @@ class LoopResult(Generic[T]):
         cost = "" if self.cost == 0 else ", cost unknown" if self.cost is None else f", ${self.cost:f}"
         why = f": {self.error}" if self.error is not None else ""
         return f"{self.name} {how} after {passes} ({self.stop_reason}{cost}){why}"
+
+
+def read_verdict(said: Any, who: str) -> Verdict:
+    """A judge's or evaluator's answer as a Verdict; ConfigurationError for any other type, None included."""
+    if isinstance(said, Verdict):
+        if said.passed is None or isinstance(said.passed, bool):
+            return said
+    elif isinstance(said, bool):
+        return Verdict(said)
+    elif isinstance(said, tuple) and len(said) == 2 and isinstance(said[0], bool):
+        if said[1] is None or isinstance(said[1], str):
+            return Verdict(said[0], said[1])
+    raise ConfigurationError(
+        f"{who} returned a {type(said).__name__}: return a Verdict, True or False, or (bool, reason)"
+    )
 
 
 class _Partial:

@@ -13,13 +13,15 @@ from decimal import Decimal
 from typing import Any, ParamSpec, TypeVar
 
 from loopguard import _events as events
-from loopguard._admission import Admission, Cell, warn
-from loopguard._amounts import SCALE, amounts, decimal, decimals
+from loopguard._admission import Admission
+from loopguard._amounts import SCALE, costs, decimal, decimals
 from loopguard._call import CURRENT, Tool, ToolCall, forget_identity, new_id
+from loopguard._cells import Cell
 from loopguard._config import settings
 from loopguard._outcomes import StopReason
 from loopguard._pipeline import LOCK
 from loopguard._usage import Usage
+from loopguard._warn import warn
 from loopguard.exceptions import LoopHalted, ToolCallRefused
 
 __all__ = ["Run", "charge", "current_run", "publish", "subscribers"]
@@ -409,7 +411,7 @@ def charge(usd: Any = None, **units: Any) -> None:
     In a loop body outside any tool it charges the run. Where there is neither, it does nothing.
     Raises ConfigurationError (a ValueError) for a negative, infinite or NaN amount; nothing is charged then.
     """
-    charged = amounts({"usd": usd, **units}, "charge")
+    charged = costs({"usd": usd, **units}, "charge")
     here = CURRENT.get()
     if here is None or not charged:
         return

@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from inspect import Parameter
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 
+from loopguard._json import parse_json
 from loopguard.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
@@ -347,29 +348,10 @@ def _schema_generator() -> type[GenerateJsonSchema]:
 
 
 def _parse(text: str) -> Any:
-    """JSON by the letter: json.loads alone takes the last of two equal names, NaN, and 1e999 for infinity."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            raise InvalidArguments("a name occurs twice in one JSON object")
-        return found
-
-    def finite(number: str) -> float:
-        value = float(number)
-        return value if abs(value) != float("inf") else constant(number)
-
-    def constant(_: str) -> NoReturn:
-        raise InvalidArguments("a number is NaN, infinite or too large, which JSON doesn't have")
-
     try:
-        return json.loads(text, object_pairs_hook=unique, parse_constant=constant, parse_float=finite)
-    except InvalidArguments:
-        raise
-    except json.JSONDecodeError as error:
-        raise InvalidArguments(f"the arguments are not valid JSON: {error}") from None
-    except (ValueError, RecursionError):
-        raise InvalidArguments("the arguments have a number that is too long, or are nested too deeply") from None
+        return parse_json(text)
+    except ValueError as error:
+        raise InvalidArguments(f"the arguments can't be read: {error}") from None
 
 
 def _convert(name: str, adapter: TypeAdapter[Any] | None, value: Any) -> Any:

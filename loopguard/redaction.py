@@ -77,6 +77,7 @@ _USER_INFO = re.compile(
     # A password with a raw slash in it; what follows host:port is a path.
     r"""|[^\s/?#:@"'<>\\]*+:(?!\d{1,5}[/?#])[^\s:@"'<>\\]{0,256}+(?=@))"""
 )
+_LOGIN = re.compile(r"\A(?:[^/?#]*|[^/?#:@]*:(?!\d{1,5}[/?#])[^@]*)@")  # the same, where only a URL is expected
 _KEY = re.compile(
     r"""(?<![A-Za-z0-9_])(?:
       sk-[\w-]{16,} | (?:sk|rk|pk)_(?:live|test)_\w{10,} | whsec_\w{10,}
@@ -89,7 +90,7 @@ _KEY = re.compile(
     )""",
     re.VERBOSE | re.ASCII,
 )
-_WORDS = re.compile(r"[A-Za-z]?[a-z]{0,14}(?:[-.][a-z]{0,15})*+")  # basic words, sk-learn-like names
+_WORDS = re.compile(r"[A-Za-z]?[a-z]{0,14}(?:-[a-z]{0,15})*+\.?")  # "basic arithmetic", "sk-learn-compatible"
 _NAMED = re.compile(r"""(?<![\w.-])([\w.-]{1,64}+)["']?[ \t]{0,3}(?:=|:(?!//))[ \t]{0,3}""")
 _VALUE = re.compile(
     r"""(?P<quote>["'])(?P<quoted>(?:(?!(?P=quote))[^\\\n]|\\.)*+)(?P=quote)"""
@@ -128,7 +129,7 @@ def _scrubbed(text: str) -> str:
 def _masked_key(found: re.Match[str]) -> str:
     scheme = found["scheme"] or ""
     key = found["credential"] or found[0]
-    wordy = key.startswith("sk-") or scheme[:5].lower() == "basic"
+    wordy = not scheme.startswith("Bearer") if scheme else key.startswith("sk-")
     return found[0] if wordy and _WORDS.fullmatch(key) else scheme + mask(key)
 
 
@@ -161,7 +162,8 @@ def redact_error(exc: BaseException) -> str:
 
 def safe_url(url: str) -> str:
     """The URL without user info."""
-    return _USER_INFO.sub("", url, count=1).replace("://@", "://", 1)
+    scheme, mark, rest = url.partition("://")
+    return scheme + mark + _LOGIN.sub("", rest)
 
 
 # --- Values ----------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loopguard._amounts import SCALE, amount, amounts, decimal, money, plain
+from loopguard._amounts import SCALE, amount, amounts, costs, decimal, money, plain
 from loopguard.exceptions import ConfigurationError
 
 SIGNALS = (
@@ -74,7 +74,7 @@ def test_an_amount_is_exact_in_any_decimal_context(context: Context, value: obje
         back = decimal(exact)
         written = plain(exact, "usd")
     assert Fraction(exact, SCALE) == Fraction(text)
-    assert str(back) == text
+    assert Fraction(back) == Fraction(text)
     assert written == f"${text}"
 
 
@@ -140,7 +140,8 @@ def test_a_unit_is_a_name(unit: object) -> None:
 def test_what_loopguard_counts_itself_can_not_be_charged(unit: str) -> None:
     """Steps are counted, once a call: a reported one would be a second book."""
     with pytest.raises(ConfigurationError, match="counted by loopguard"):
-        amounts({unit: 1}, "x")
+        costs({unit: 1}, "x")
+    assert amounts({unit: 1}, "x") == ((unit, SCALE),), "as a cap, or to read it, the unit is as good as any"
 
 
 @given(st.decimals(min_value=0, max_value=10**12, places=6, allow_nan=False), st.sampled_from(HOSTILE))

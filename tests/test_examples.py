@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import doctest
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -58,3 +59,29 @@ def test_an_example_prints_what_its_docstring_says(example: Path, tmp_path: Path
 def test_the_first_example_refines_in_three_passes(tmp_path: Path) -> None:
     """The shortest loop prints exactly these five lines."""
     assert run(FOLDER / "01_refine.py", tmp_path) == REFINED
+
+
+def test_the_agent_without_its_marked_lines_is_an_ordinary_one(tmp_path: Path) -> None:
+    """The lines marked `# +` are all that loopguard adds: without them the same agent runs, and nothing stops it."""
+    source, _, _ = (FOLDER / "02_agent.py").read_text(encoding="utf-8").partition("if __name__")
+    ordinary = "".join(line for line in source.splitlines(keepends=True) if "  # +" not in line)
+    assert "loopguard" not in ordinary.rpartition('"""\n\nimport')[2]
+    driven = """
+messages = [{"role": "user", "content": "Order A-1042 never came."}]
+while not answered(messages):
+    messages = support(messages)
+results = [message["content"][0] for message in messages[1:] if message["role"] == "user"]
+print(*(f"{result['is_error']}: {result['content']}" for result in results), sep="\\n")
+"""
+    shutil.copy(FOLDER / "backstage.py", tmp_path)
+    agent = tmp_path / "agent.py"
+    agent.write_text(ordinary + driven, encoding="utf-8")
+    assert run(agent, tmp_path).splitlines() == [
+        "False: A-1042: a coffee machine, $899, parcel P-77",
+        "False: P-77: last scan in Leipzig, nine days ago",
+        "False: P-77: last scan in Leipzig, nine days ago",
+        "False: P-77: last scan in Leipzig, nine days ago",
+        "False: 899 dollars are on their way for A-1042",
+        "False: 50 dollars are on their way for A-1042",
+        "False: P-77 was found in Halle",
+    ]

@@ -174,8 +174,18 @@ def test_async_and_generator_methods_keep_their_self(hooked: bool) -> None:
         (lambda: Shop("own").method.__wrapped__, (2,), ("own", 2)),
     ],
     ids=[
-        "partial", "nested partial", "callable object", "bound method", "lambda", "builtin", "builtin without signature",
-        "builtin with optional argument", "dict.get", "str.join", "class", "method of an object",
+        "partial",
+        "nested partial",
+        "callable object",
+        "bound method",
+        "lambda",
+        "builtin",
+        "builtin without signature",
+        "builtin with optional argument",
+        "dict.get",
+        "str.join",
+        "class",
+        "method of an object",
     ],
 )
 @pytest.mark.parametrize("hooked", [False, True], ids=["straight", "hooked"])
@@ -377,7 +387,10 @@ def test_a_plain_def_that_returns_an_awaitable_is_refused_clearly(hooked: bool) 
         decorated = tool(made, name="fetch")  # type: ignore[call-overload]  # any callable
         if made is Later:
             decorated = tool(lambda: Later(), name="fetch")  # type: ignore[call-overload]  # as above
-        with guard.scope(), pytest.raises(ConfigurationError, match=r"fetch is a plain function that returned.*async def"):
+        with (
+            guard.scope(),
+            pytest.raises(ConfigurationError, match=r"fetch is a plain function that returned.*async def"),
+        ):
             decorated()
 
 
@@ -415,7 +428,9 @@ def test_arguments_that_do_not_bind_use_no_step_and_ask_nobody(colour: Colour, h
 
     decorated = tool(colour.make(search))
     guard = Guard(
-        MaxSteps(1), LoopLimit(3 if listed else 0), *([ApproveTool(lambda c: asked.append(c) or True)] if hooked else [])
+        MaxSteps(1),
+        LoopLimit(3 if listed else 0),
+        *([ApproveTool(lambda c: asked.append(c) or True)] if hooked else []),
     )
     with guard.scope() as run:
         for args, kwargs in (((), {}), (("a", "b"), {}), (("a",), {"nope": 1}), (("a",), {"query": "b"})):
@@ -587,8 +602,8 @@ def run_sdk(server: MessagesServer, tools: list[Any]) -> Any:
 
 def results_in(server: MessagesServer) -> list[dict[str, Any]]:
     """The tool_result blocks that reached the server, in order."""
-    return [block for block in server.requests[-1]["body"]["messages"] for block in (
-        block["content"] if isinstance(block["content"], list) else []) if block.get("type") == "tool_result"]
+    last = [request["body"]["messages"][-1]["content"] for request in server.requests[1:]]
+    return [block for content in last for block in content if block["type"] == "tool_result"]
 
 
 @pytest.mark.parametrize("times", [1, 2])

@@ -6,10 +6,10 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from loopguard import _events as events
-from loopguard._admission import NO_ALERT, Cell
 from loopguard._amounts import SCALE, amount, amounts, decimal, money, plain
 from loopguard._approval import Approval, ask
 from loopguard._call import Tool, ToolCall, new_id
+from loopguard._cells import NO_ALERT, Cell
 from loopguard._pipeline import LOCK, Effect, Sleep
 from loopguard._run import Run
 from loopguard.exceptions import BudgetExceeded, ConfigurationError, ToolCallRefused

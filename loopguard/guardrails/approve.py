@@ -166,6 +166,9 @@ def _ask(approver: ApproveTool, call: ToolCall) -> Generator[Effect, Any, Approv
     except (ToolCallRefused, ConfigurationError):
         raise
     except Exception as exc:  # the approver is the user's: whatever it raises isn't a yes
+        latched = call.plan.latched()
+        if latched is not None:  # it gave up, since the run was stopped
+            raise call.plan.refuse(call, latched) from exc
         text = f"the approver of {call.name} failed, so it was not run: {redact_error(exc)}"
         raise _refuse(call, "approval_error", text) from exc
 

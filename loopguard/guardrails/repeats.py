@@ -85,6 +85,9 @@ class _Seen:
 class _Counts:
     """What one run remembers for one LoopLimit."""
 
+    binds = True
+    """Its key binds the arguments: those that don't bind raise there."""
+
     def __init__(self, guardrail: LoopLimit, run: Run) -> None:
         self.guardrail = guardrail
         self.run = run

@@ -1,0 +1,89 @@
+"""Rows of refusals: a body that keeps swallowing them is halted."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from loopguard._pipeline import LOCK
+from loopguard.exceptions import LoopHalted, ToolCallRefused
+
+if TYPE_CHECKING:
+    from loopguard._run import Run
+
+__all__ = ["BATCH", "Batch", "end_row", "halting", "note_refusal"]
+
+
+class Batch:
+    """One turn's worth of calls: its refusals count as one."""
+
+    __slots__ = ("admitted", "refusal")
+
+    def __init__(self) -> None:
+        self.admitted = False
+        self.refusal: ToolCallRefused | None = None
+
+
+BATCH: ContextVar[Batch | None] = ContextVar("loopguard_batch", default=None)
+
+
+def caller() -> Any:
+    """The task or thread that is running: a row of refusals belongs to it."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        task = None
+    return task if task is not None else threading.current_thread()
+
+
+def note_refusal(chain: Sequence[Run], refusal: ToolCallRefused) -> None:
+    """Remember the refusal for this task or thread, and for every run on the chain."""
+    root = chain[0]
+    with LOCK:
+        root.refusal_count += 1
+        row = root.rows.setdefault(caller(), [])
+        row.append(root.refusal_count)
+        del row[:-10_000]
+        root.last_refusal = refusal
+        for run in chain:
+            run.barren += 1
+            if run.turn != run.barren_turn:
+                run.barren_turn = run.turn
+                run.barren_turns += 1
+        root.restless = True
+
+
+def end_row(chain: Sequence[Run]) -> None:
+    """A call came through: the row of this task or thread, and of the runs, is over."""
+    root = chain[0]
+    with LOCK:
+        root.rows.pop(caller(), None)
+        for run in chain:
+            run.barren = run.barren_turns = 0
+            run.barren_turn = -1
+        if not root.rows:
+            root.restless = False
+
+
+def halting(chain: Sequence[Run]) -> LoopHalted | None:
+    """LoopHalted for the innermost run in which the row of refusals has become too long."""
+    root = chain[0]
+    if not root.restless or root.outside:
+        return None
+    limit = next((run.max_refusals for run in reversed(chain) if run.max_refusals is not None), 5)
+    with LOCK:
+        for run in reversed(chain):
+            if run.halted is not None:
+                return run.halted
+        row = root.rows.get(caller(), ())
+        for run in reversed(chain):
+            count = sum(1 for number in row if number > run.born)
+            turns = run.barren_turns if run.turn else run.barren // 100
+            if max(count, turns) >= limit and root.last_refusal is not None:
+                count = max(count, run.barren if turns >= limit else 0)
+                run.halted = LoopHalted(root.last_refusal, run.id, run.name, count)
+                return run.halted
+    return None
