@@ -87,7 +87,7 @@ def answered(messages: list) -> bool:
 def support(messages: list) -> list:
     """One turn: the model speaks, its tools run."""
     reply = client.messages.create(
-        model="claude-haiku-4-5",
+        model="claude-haiku-5-5",
         max_tokens=1000,
         tools=[anthropic.beta_tool(fn).to_dict() for fn in TOOLS.values()],
         messages=messages,

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 import anthropic
 from opentelemetry import trace
 
-from loopguard import ToolCall, ask_in_terminal, current_run
+from loopguard import ToolCall, current_run
+from loopguard.questions import ask_in_terminal
 from loopguard.testing import MessagesServer, Reply
 
 ONLINE = bool(os.environ.get("ANTHROPIC_API_KEY"))

@@ -23,7 +23,16 @@ if TYPE_CHECKING:
     from loopguard._call import Tool
     from loopguard._run import Run
 
-__all__ = ["Admission", "Tracer", "admission_hook", "invoke"]
+__all__ = ["Admission", "Tracer", "admission_hook", "invoke", "ring"]
+
+
+def ring(root: Run) -> None:
+    """Tell the budgets of this tree whose line was reached; not under the lock, since users listen."""
+    with LOCK:
+        cells, root.alerts = root.alerts, []
+        due = [watcher for cell in cells for watcher in cell.reached()]
+    for watcher in due:
+        watcher.warn()
 
 
 class Tracer(Protocol):
@@ -67,6 +76,7 @@ class Admission:
         "timeout_source",
         "tool",
         "tracer",
+        "undeclared",
         "undoers",
     )
 
@@ -90,7 +100,8 @@ class Admission:
         """The composed pipeline, or None where no hook waits."""
         self.timeout: float | None = None
         self.timeout_source: str | None = None
-        self.dynamic = tool.cost_fn is not None or not tool.cost
+        self.undeclared = tool.cost_fn is None and not tool.cost
+        self.dynamic = tool.cost_fn is not None or self.undeclared
         self.reservations = (
             () if self.dynamic else tuple((run.cell(unit), exact) for unit, exact in tool.cost for run in chain)
         )
@@ -243,8 +254,9 @@ class Admission:
 
     def refuse(self, call: ToolCall, refusal: ToolCallRefused) -> ToolCallRefused:
         """Book the refusal; the caller raises it."""
-        for run in self.chain:
-            run.refusals += 1
+        with LOCK:
+            for run in self.chain:
+                run.refusals += 1
         batch = BATCH.get()
         if batch is None:
             note_refusal(self.chain, refusal)
@@ -303,20 +315,23 @@ class Admission:
 
     def returned(self, call: ToolCall, result: Any) -> None:
         """Settle a call whose body returned."""
-        if call.reported is None and not self.dynamic:
-            with LOCK:
+        with LOCK:
+            # asked under the lock: a thread that the body left behind may be reporting right now
+            as_estimated = call.reported is None and not self.dynamic
+            if as_estimated:
                 call.settled = True
                 for cell, exact in self.reservations:
                     cell.reserved -= exact
                     cell.spent += exact
                     if cell.spent >= cell.alert:
                         self.root.alerts.append(cell)
+        if as_estimated:
             for index, done in self.finishers:
                 done(call, call.tokens[index] if index >= 0 else None, result, None)
             if self.root.restless:
                 self._calm()
             if self.root.alerts:
-                self._alert()
+                ring(self.root)
             if self.listeners:
                 self._emit_finished(call, "returned", dict(call.amounts), result, None)
         else:
@@ -350,14 +365,16 @@ class Admission:
                     if cell.spent >= cell.alert:
                         self.root.alerts.append(cell)
             overrun = self._learn(call)
+            surprised = bool(overrun) and self.undeclared and self.tool.ident not in self.root.warned
+            if surprised:
+                self.root.warned.add(self.tool.ident)
         for index, done in self.finishers:
             done(call, call.tokens[index] if index >= 0 else None, result, error)
         if self.root.restless and not isinstance(error, ToolCallRefused | LoopHalted):
             self._calm()
         if self.root.alerts:
-            self._alert()
-        if overrun and not self.tool.cost and self.tool.cost_fn is None and self.tool.ident not in self.root.warned:
-            self.root.warned.add(self.tool.ident)
+            ring(self.root)
+        if surprised:
             warn(
                 f"the tool {self.name} charged {', '.join(plain(a, u) for u, a in overrun.items())} more than was "
                 f"reserved for it: declare the most it may cost, @tool(cost=…), so that a budget can refuse it before",
@@ -382,10 +399,10 @@ class Admission:
         if not call.reported:
             return {}
         estimate = dict(call.estimate)
-        if not self.tool.cost and self.tool.cost_fn is None:
-            seen = self.root.largest.setdefault(self.tool.ident, {})
-            for unit, exact in call.reported.items():
-                seen[unit] = max(seen.get(unit, 0), exact)
+        if self.undeclared:
+            seen = self.root.largest.get(self.tool.ident, {})
+            larger = {unit: max(seen.get(unit, 0), exact) for unit, exact in call.reported.items()}
+            self.root.largest[self.tool.ident] = {**seen, **larger}  # never changed in place: read without the lock
         return {u: a - estimate.get(u, 0) for u, a in call.reported.items() if a > estimate.get(u, 0)}
 
     def report(self, call: ToolCall, amounts: Sequence[tuple[str, int]]) -> None:
@@ -414,7 +431,7 @@ class Admission:
                 call.amounts = tuple(reserved.items())
         if late:
             if self.root.alerts:
-                self._alert()
+                ring(self.root)
             if self.listeners:
                 self.emit(
                     events.Charged(
@@ -430,14 +447,6 @@ class Admission:
             end_row(self.chain)
         else:
             batch.admitted = True
-
-    def _alert(self) -> None:
-        alerts = self.root.alerts
-        while alerts:
-            try:
-                alerts.pop().rearm()
-            except IndexError:  # another thread took it
-                return
 
     def _emit_finished(
         self,
@@ -500,8 +509,8 @@ def invoke(call: ToolCall) -> Steps:
         if refusal is not None:
             raise plan.refuse(call, refusal)
     CURRENT.set(call)  # what hooks replaced; the driver restores what was current before the call
-    plan.start(call)
     try:
+        plan.start(call)
         result = yield Invoke(call, plan.timeout)
     except EffectTimeout:
         assert plan.timeout is not None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
-__all__ = ["NO_ALERT", "Cell"]
+__all__ = ["NO_ALERT", "Cell", "Watcher"]
 
 NO_ALERT = 10**60
 
@@ -19,9 +19,25 @@ class Cell:
         self.reserved = 0
         self.alert = NO_ALERT
         """Once spent reaches this, a budget wants to hear of it (`warn_at`)."""
-        self.watchers: list[Callable[[], int]] = []
-        """Each emits its warning if it is due, and returns where it wants to be called next."""
+        self.watchers: list[Watcher] = []
 
-    def rearm(self) -> None:
-        """Call the watchers, outside the lock."""
-        self.alert = min((watcher() for watcher in list(self.watchers)), default=NO_ALERT)
+    def watch(self, watcher: Watcher) -> None:
+        """Tell it once when spent has reached its line. Under the lock."""
+        self.watchers.append(watcher)
+        self.alert = min(self.alert, watcher.line)
+
+    def reached(self) -> list[Watcher]:
+        """Those whose line was reached, each only once. Under the lock."""
+        due = [watcher for watcher in self.watchers if watcher.line <= self.spent]
+        self.watchers = [watcher for watcher in self.watchers if watcher.line > self.spent]
+        self.alert = min((watcher.line for watcher in self.watchers), default=NO_ALERT)
+        return due
+
+
+class Watcher(Protocol):
+    """A budget that wants to hear when a cell has reached a line."""
+
+    line: int
+
+    def warn(self) -> None:
+        """It has."""

@@ -330,8 +330,8 @@ def call_sync(
     try:
         if plan.proceed is not None:
             return drive_sync(plan.proceed(call))
-        plan.start(call)
         try:
+            plan.start(call)
             result = fn(*args, **kwargs)
             if hasattr(type(result), "__await__"):
                 _check_plain(result, call)
@@ -370,8 +370,8 @@ async def call_async(
     try:
         if plan.proceed is not None:
             return await drive_async(plan.proceed(call))
-        plan.start(call)
         try:
+            plan.start(call)
             task = asyncio.current_task()
             cancelling = task.cancelling() if task is not None else 0
             result = await fn(*args, **kwargs)
@@ -493,8 +493,8 @@ def call_generator(
     try:
         if it.plan.proceed is not None:
             return (yield from _hooked_generator(it, it.plan.proceed(it.call)))
-        it.plan.start(it.call)
         try:
+            it.plan.start(it.call)
             result = yield from _items(it, Invoke(it.call))
         except BaseException as exc:
             it.plan.failed(it.call, exc)

@@ -476,6 +476,8 @@ def _importable(value: Any) -> list[str]:
         module, path = _module(value), _qualname(value)
     else:
         module, path = value.__module__, value.__qualname__
+    if type(module) is not str:
+        raise LookupError(path)
     found: Any = sys.modules[module]
     space = _module_space(found)
     for name in path.split("."):
@@ -494,7 +496,7 @@ def _enum_name(value: Any) -> list[Any]:
 
 def _zoned(text: str, moment: Any) -> list[Any]:
     zone = moment.tzinfo
-    return [text, moment.fold, zone and _name_of(type(zone)), getattr(zone, "key", None)]
+    return [text, moment.fold, _name_of(type(zone)), getattr(zone, "key", None)]
 
 
 def _float_code(value: float) -> bytes:

@@ -11,7 +11,8 @@ import functools
 import inspect
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextvars import Token
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, Self, TypeVar, overload
+from decimal import Decimal
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, Self, TypeAlias, TypeVar, overload
 
 import wrapt
 
@@ -53,6 +54,7 @@ T = TypeVar("T")
 R_co = TypeVar("R_co", covariant=True)
 S = TypeVar("S")
 F = TypeVar("F", bound=Callable[..., Any])
+Cost: TypeAlias = float | Decimal | Mapping[str, float | Decimal]
 
 LIMITS: tuple[type, ...] = (RateLimit, CircuitBreaker, MaxSteps, LoopLimit, Budget)
 """The limits of one run in the order they are asked; those of plugins come after them."""
@@ -358,7 +360,7 @@ def tool(
     /,
     *,
     name: str | None = None,
-    cost: Any = None,
+    cost: Cost | Callable[[ToolCall], Cost] | None = None,
     approve: bool = False,
     timeout: float | None = None,
     idempotent: bool = False,
@@ -373,7 +375,7 @@ def tool(
     /,
     *,
     name: str | None = None,
-    cost: Any = None,
+    cost: Cost | Callable[[ToolCall], Cost] | None = None,
     approve: bool = False,
     timeout: float | None = None,
     idempotent: bool = False,
@@ -492,7 +494,7 @@ class Guard:
         /,
         *,
         name: str | None = None,
-        cost: Any = None,
+        cost: Cost | Callable[[ToolCall], Cost] | None = None,
         approve: bool = False,
         timeout: float | None = None,
         idempotent: bool = False,
@@ -507,7 +509,7 @@ class Guard:
         /,
         *,
         name: str | None = None,
-        cost: Any = None,
+        cost: Cost | Callable[[ToolCall], Cost] | None = None,
         approve: bool = False,
         timeout: float | None = None,
         idempotent: bool = False,

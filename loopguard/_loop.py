@@ -46,7 +46,7 @@ from loopguard.exceptions import (
     ToolCallRefused,
 )
 from loopguard.judges import AnthropicJudge
-from loopguard.redaction import redact_error
+from loopguard.redaction import check_id, redact_error
 from loopguard.telemetry._runs import IterationSpan, RunSpan
 from loopguard.telemetry._spans import provider_is_set
 
@@ -227,7 +227,9 @@ class _Body:
 class _Machine:
     """One run of a loop, from its first iteration to its result."""
 
-    def __init__(self, spec: _Spec, fn: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(
+        self, spec: _Spec, fn: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run_id: str | None
+    ) -> None:
         self.spec = spec
         self.fn = fn
         self.args = list(args)
@@ -239,7 +241,9 @@ class _Machine:
             self.place = self._find(parameter, instance is not None)
         self.value: Any = self._get() if self.stateful else None
         self.initial = self.value
-        self.run = Run(spec.name, current_run(), spec.guards, kind="loop", max=spec.max, timeout=spec.timeout)
+        self.run = Run(
+            spec.name, current_run(), spec.guards, kind="loop", max=spec.max, timeout=spec.timeout, id=run_id
+        )
         self.history: list[Iteration[Any]] = []
         self.transitions: list[Transition] = []
         self.state = LoopState.READY
@@ -549,8 +553,10 @@ def _close(machine: _Machine, token: Any, span: RunSpan | None, outcome: LoopRes
         span.end(run, outcome.stop_reason if isinstance(outcome, LoopResult) else stop_reason_of(outcome), raised)
 
 
-def _run_sync(spec: _Spec, fn: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LoopResult[Any]:
-    machine = _Machine(spec, fn, instance, args, kwargs)
+def _run_sync(
+    spec: _Spec, fn: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run_id: str | None = None
+) -> LoopResult[Any]:
+    machine = _Machine(spec, fn, instance, args, kwargs, run_id)
     token, span = _open(machine)
     outcome: LoopResult[Any] | BaseException | None = None
     try:
@@ -571,9 +577,9 @@ def _run_sync(spec: _Spec, fn: Any, instance: Any, args: tuple[Any, ...], kwargs
 
 
 async def _run_async(
-    spec: _Spec, fn: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    spec: _Spec, fn: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run_id: str | None = None
 ) -> LoopResult[Any]:
-    machine = _Machine(spec, fn, instance, args, kwargs)
+    machine = _Machine(spec, fn, instance, args, kwargs, run_id)
     _check_asyncio(spec.name)
     token, span = _open(machine)
     outcome: LoopResult[Any] | BaseException | None = None
@@ -627,7 +633,10 @@ class Loop(Protocol[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the loop and return its last state."""
 
-    def run(self, *args: P.args, **kwargs: P.kwargs) -> LoopResult[R]:
+    @overload
+    def run(self, *args: P.args, **kwargs: P.kwargs) -> LoopResult[R]: ...
+    @overload
+    def run(self, *args: Any, run_id: str | None, **kwargs: Any) -> LoopResult[R]:
         """Run the loop and return how it went."""
 
     @overload
@@ -642,7 +651,10 @@ class AsyncLoop(Protocol[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         """Run the loop and return its last state."""
 
-    def run(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, LoopResult[R]]:
+    @overload
+    def run(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, LoopResult[R]]: ...
+    @overload
+    def run(self, *args: Any, run_id: str | None, **kwargs: Any) -> Coroutine[Any, Any, LoopResult[R]]:
         """Run the loop and return how it went."""
 
     @overload
@@ -656,8 +668,13 @@ class AsyncLoop(Protocol[P, R]):
 class _Runnable:
     """What a decorated loop can do beside being called, bound to an object or not."""
 
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the loop and return how it went, as a LoopResult; for async loops, await it."""
+    def run(self, *args: Any, run_id: str | None = None, **kwargs: Any) -> Any:
+        """Run the loop and return how it went, as a LoopResult; for async loops, await it.
+
+        ``run_id`` names the run; by default it gets a unique id.
+        """
+        if run_id is not None:
+            check_id(run_id, "run_id")
         bound = isinstance(self, _BoundLoop)
         spec: _Spec = self._self_parent._self_spec if bound else self._self_spec  # type: ignore[attr-defined]  # wrapt's own
         fn = self.__wrapped__  # type: ignore[attr-defined]  # wrapt's own
@@ -665,7 +682,7 @@ class _Runnable:
         if bound and instance is None and self._self_binding == "function" and args:  # type: ignore[attr-defined]  # Class.step.run(obj, …)
             instance, args = args[0], args[1:]
             fn = functools.partial(fn, instance)
-        return (_run_async if spec.is_async else _run_sync)(spec, fn, instance, args, kwargs)
+        return (_run_async if spec.is_async else _run_sync)(spec, fn, instance, args, kwargs, run_id)
 
     def __reduce_ex__(self, protocol: Any) -> str:
         return self.__qualname__  # type: ignore[attr-defined, no-any-return]  # pickled by name, as functions are

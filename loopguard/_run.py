@@ -13,7 +13,7 @@ from decimal import Decimal
 from typing import Any, ParamSpec, TypeVar
 
 from loopguard import _events as events
-from loopguard._admission import Admission
+from loopguard._admission import Admission, ring
 from loopguard._amounts import SCALE, costs, decimal, decimals
 from loopguard._call import CURRENT, Tool, ToolCall, forget_identity, new_id
 from loopguard._cells import Cell
@@ -343,6 +343,8 @@ class Run:
 
     def charge(self, charged: Sequence[tuple[str, int]]) -> None:
         """Record an amount that no tool call reserved."""
+        for run in self.chain:
+            list(run.caps)  # made now where no tool call has made them: budgets watch from then on
         with LOCK:
             for unit, exact in charged:
                 for run in self.chain:
@@ -350,8 +352,8 @@ class Run:
                     cell.spent += exact
                     if cell.spent >= cell.alert:
                         self.root.alerts.append(cell)
-        while self.root.alerts:
-            self.root.alerts.pop().rearm()
+        if self.root.alerts:
+            ring(self.root)
         self.emit(events.Charged, amounts=decimals(tuple(charged)))
 
     def emit(self, event: type[events.Event], **fields: Any) -> None:

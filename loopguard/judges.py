@@ -21,7 +21,7 @@ __all__ = ["DEFAULT_MODEL", "AnthropicJudge", "TextJudge"]
 DEFAULT_MODEL = "claude-haiku-5-5"
 """The judge's model where none is configured: a small current one."""
 
-MAX_STATE = 20_000
+_MAX_STATE = 20_000
 """Characters of the state that a judge is shown; more is cut in the middle, and marked."""
 
 _VERDICT = {
@@ -45,11 +45,11 @@ _SYSTEM = (
 )
 
 
-def delimited(question: str, state: Any) -> str:
+def _delimited(question: str, state: Any) -> str:
     """The question and the state as data: between markers that the state can't know, and capped."""
     text = state if isinstance(state, str) else _text(state)
-    if len(text) > MAX_STATE:
-        half = MAX_STATE // 2
+    if len(text) > _MAX_STATE:
+        half = _MAX_STATE // 2
         text = f"{text[:half]}\n[… {len(text) - 2 * half:,} characters left out …]\n{text[-half:]}"
     text = text.encode("utf-8", "replace").decode()
     mark = f"state-{secrets.token_hex(8)}"
@@ -110,24 +110,24 @@ class AnthropicJudge:
             model=self.model,
             max_tokens=1024,
             system=_SYSTEM,
-            messages=[{"role": "user", "content": delimited(question, state)}],
+            messages=[{"role": "user", "content": _delimited(question, state)}],
             tools=[_VERDICT],
             tool_choice={"type": "tool", "name": "verdict"},
         )
-        return _read_later(reply) if inspect.isawaitable(reply) else read_message(_body(reply))
+        return _read_later(reply) if inspect.isawaitable(reply) else _read_message(_body(reply))
 
 
 async def _read_later(reply: Any) -> Verdict:
     raw = await reply
     body = _body(raw)
-    return read_message(await body if inspect.isawaitable(body) else body)
+    return _read_message(await body if inspect.isawaitable(body) else body)
 
 
 def _body(raw: Any) -> Any:
     return raw.http_response.text
 
 
-def read_message(body: str) -> Verdict:
+def _read_message(body: str) -> Verdict:
     """The verdict in the JSON text of a Messages API reply, read strictly."""
     try:
         message = parse_json(body)
@@ -163,19 +163,19 @@ class TextJudge:
 
     def __call__(self, question: str, state: Any) -> Any:
         """The Verdict; for an async `complete`, an awaitable of it."""
-        prompt = f"{_SYSTEM}\n\n{delimited(question, state)}\n\nAnswer the question with one word: yes or no."
+        prompt = f"{_SYSTEM}\n\n{_delimited(question, state)}\n\nAnswer the question with one word: yes or no."
         said = self._complete(prompt)
-        return _read_text_later(said) if inspect.isawaitable(said) else read_text(said)
+        return _read_text_later(said) if inspect.isawaitable(said) else _read_text(said)
 
 
 async def _read_text_later(said: Any) -> Verdict:
-    return read_text(await said)
+    return _read_text(await said)
 
 
 _YES_OR_NO = re.compile(r"""\s*[*_`"']*\s*(yes|no)\s*[.!]?\s*[*_`"']*\s*[.!]?\s*""", re.IGNORECASE | re.ASCII)
 
 
-def read_text(said: Any) -> Verdict:
+def _read_text(said: Any) -> Verdict:
     """Yes or no, alone; anything else is undecided."""
     if not isinstance(said, str):
         return Verdict(None, f"the judge answered with a {type(said).__name__}, not a text")

@@ -59,8 +59,8 @@ class Budget:
             **units,
         }
         self.limits = {unit: amount(cap, f"Budget({unit}") for unit, cap in caps.items() if cap is not None}
-        if not all(caps[unit] is None or unit in self.limits for unit in caps):
-            raise ConfigurationError("Budget: every cap needs an amount")
+        if "steps" in self.limits:
+            raise ConfigurationError("Budget(steps=…): to cap tool calls use tool_calls=, or MaxSteps")
         if warn_at is not None and (
             isinstance(warn_at, bool) or not isinstance(warn_at, int | float) or not 0 < warn_at <= 1
         ):
@@ -82,11 +82,12 @@ class Budget:
         """The caps of this budget on one run."""
         return run.slot(self, lambda: [_cap(self, run, unit, limit) for unit, limit in self.limits.items()])  # type: ignore[no-any-return]  # what the lambda makes
 
-    def bind(self, run: Run, tool: Tool) -> _Check | _FixedCheck | _OneCheck | None:
+    def bind(self, run: Run, tool: Tool) -> _Bound | None:
         """See `Limit`."""
         caps = self.caps(run)
         if not caps:
             return None
+        bound: _Bound
         if tool.cost_fn is None and tool.cost:
             cost = dict(tool.cost)
             fixed = [(cap, SCALE if cap.unit == "tool_calls" else cost.get(cap.unit, 0)) for cap in caps]
@@ -94,8 +95,11 @@ class Budget:
             if not fixed:
                 return None
             one = len(fixed) == 1 and self.extend is None
-            return _OneCheck(self, *fixed[0]) if one else _FixedCheck(self, fixed)
-        return _Check(self, {cap.unit: cap for cap in caps})
+            bound = _OneCheck(self, *fixed[0]) if one else _FixedCheck(self, fixed)
+        else:
+            bound = _Check(self, {cap.unit: cap for cap in caps})
+        bound.done = next((cap.done for cap in caps if isinstance(cap, _StepsCap) and cap.line != NO_ALERT), None)
+        return bound
 
     def __repr__(self) -> str:
         return f"Budget({', '.join(f'{unit}={decimal(limit):f}' for unit, limit in self.limits.items())})"
@@ -106,48 +110,53 @@ class _Cap:
 
     partial = False
 
-    def __init__(self, budget: Budget, run: Run, unit: str, limit: int) -> None:
+    def __init__(self, budget: Budget, run: Run, unit: str, limit: int, cell: Cell) -> None:
         self.budget = budget
         self.run = run
         self.unit = unit
         self.limit = limit
-        self.cell = run.cell(unit)
+        self.cell = cell
         self.question: _Extension | None = None
         self.denied: str | None = None
         self.line = NO_ALERT
         if budget.warn_at is not None and limit:
-            self.line = int(limit * budget.warn_at)
-            self.cell.watchers.append(self.watch)
-            self.cell.alert = min(self.cell.alert, self.line)
+            self.line = -(-limit * amount(budget.warn_at, "warn_at") // SCALE)
+            cell.watch(self)
 
     def used(self) -> int:
         return self.cell.spent + self.cell.reserved
 
-    def watch(self) -> int:
-        """Emit the warning once spent has reached the line; where to look next."""
-        if self.cell.spent < self.line:
-            return self.line
-        if self.line != NO_ALERT:
-            self.line = NO_ALERT
-            name = self.budget.name or self.unit
-            spent, limit = decimal(self.cell.spent), decimal(self.limit)
-            self.run.emit(events.BudgetWarned, budget=name, unit=self.unit, spent=spent, limit=limit)
-        return NO_ALERT
+    def warn(self) -> None:
+        """See `Watcher`."""
+        spent, limit = decimal(self.cell.spent), decimal(self.limit)
+        self.run.emit(
+            events.BudgetWarned, budget=self.budget.name or self.unit, unit=self.unit, spent=spent, limit=limit
+        )
 
     def brief(self) -> str:
         used = money(self.cell.spent, self.unit) if self.unit == "usd" else format(decimal(self.cell.spent), "f")
         return f"{used} of {money(self.limit, self.unit)}"
 
-    def refusal(self, call: ToolCall, exact: int) -> BudgetExceeded:
-        used = self.used()
-        left = plain(max(0, self.limit - used), self.unit)
+    @property
+    def title(self) -> str:
+        """The budget as a message calls it."""
+        name = f" {self.budget.name!r}" if self.budget.name else ""
+        return f"the budget{name} of {plain(self.limit, self.unit)} of run {self.run.name!r}"
+
+    def reason(self, call: ToolCall, exact: int) -> str:
+        """Why this call doesn't fit, for a model to act on."""
+        left = plain(max(0, self.limit - self.used()), self.unit)
         held = f" and {plain(self.cell.reserved, self.unit)} reserved by calls in flight" if self.cell.reserved else ""
-        what = f"the budget {self.budget.name!r}" if self.budget.name else "the budget"
-        reason = (
-            f"{call.name} may cost {plain(exact, self.unit)}, but only {left} is left of {what} of "
-            f"{plain(self.limit, self.unit)} of run {self.run.name!r} ({plain(self.cell.spent, self.unit)} spent"
-            f"{held}). It was not run: make a cheaper call, or answer with what you have."
+        return (
+            f"{call.name} may cost {plain(exact, self.unit)}, but only {left} is left of {self.title} "
+            f"({plain(self.cell.spent, self.unit)} spent{held}). "
+            f"It was not run: make a cheaper call, or answer with what you have."
         )
+
+    def refusal(self, call: ToolCall, exact: int) -> BudgetExceeded | None:
+        """The refusal of a call that doesn't fit."""
+        used = self.used()
+        reason = self.reason(call, exact)
         if self.denied is not None:
             reason += f" More was asked for and not granted{': ' if self.denied else ''}{self.denied}."
         refusal = BudgetExceeded(
@@ -226,12 +235,20 @@ class _Extension:
 class _StepsCap(_Cap):
     """`tool_calls` caps the run's own count of steps."""
 
-    def __init__(self, budget: Budget, run: Run, unit: str, limit: int) -> None:
-        super().__init__(budget, run, unit, limit)
-        self.cell = _Steps(run)
-
     def brief(self) -> str:
         return f"{self.run.steps} of {plain(self.limit, self.unit)}"
+
+    def reason(self, call: ToolCall, exact: int) -> str:
+        return f"{call.name} was not run: {self.title} is used up. Answer now with what you have."
+
+    def refusal(self, call: ToolCall, exact: int) -> BudgetExceeded | None:
+        return None if call.attempt > 1 else super().refusal(call, exact)  # an attempt isn't a new call
+
+    def done(self, call: ToolCall, token: Any, result: Any, error: BaseException | None) -> None:
+        """See `BoundLimit`."""
+        if self.cell.spent >= self.cell.alert:
+            with LOCK:
+                call.plan.root.alerts.append(self.cell)  # the settlement, which is under way, looks after it
 
 
 class _Steps(Cell):
@@ -253,33 +270,37 @@ class _Steps(Cell):
 
 
 def _cap(budget: Budget, run: Run, unit: str, limit: int) -> _Cap:
-    return (_StepsCap if unit == "tool_calls" else _Cap)(budget, run, unit, limit)
+    if unit == "tool_calls":
+        return _StepsCap(budget, run, unit, limit, _Steps(run))
+    return _Cap(budget, run, unit, limit, run.cell(unit))
 
 
-class _Check:
-    """The budget's answer for tools whose cost is known only call by call."""
+class _Bound:
+    """A budget as it stands for one run and tool."""
 
     per_attempt = True
+    done: Callable[..., None] | None = None
+
+
+class _Check(_Bound):
+    """The answer for tools whose cost is known only call by call."""
 
     def __init__(self, budget: Budget, caps: dict[str, _Cap]) -> None:
         self.curable = budget.extend is not None
         self.by_unit = caps
 
     def check(self, call: ToolCall) -> BudgetExceeded | None:
-        cap = self.by_unit.get("tool_calls")
-        if cap is not None and cap.used() + SCALE > cap.limit:
-            return cap.refusal(call, SCALE)
-        for unit, exact in call.amounts:
+        for unit, exact in (("tool_calls", SCALE), *call.amounts):
             cap = self.by_unit.get(unit)
             if cap is not None and exact and cap.used() + exact > cap.limit:
-                return cap.refusal(call, exact)
+                refusal = cap.refusal(call, exact)
+                if refusal is not None:
+                    return refusal
         return None
 
 
-class _FixedCheck:
+class _FixedCheck(_Bound):
     """The answer for tools of a fixed cost."""
-
-    per_attempt = True
 
     def __init__(self, budget: Budget, fixed: list[tuple[_Cap, int]]) -> None:
         self.curable = budget.extend is not None
@@ -288,14 +309,14 @@ class _FixedCheck:
     def check(self, call: ToolCall) -> BudgetExceeded | None:
         for cap, exact in self.fixed:
             if cap.used() + exact > cap.limit:
-                return cap.refusal(call, exact)
+                refusal = cap.refusal(call, exact)
+                if refusal is not None:
+                    return refusal
         return None
 
 
-class _OneCheck:
+class _OneCheck(_Bound):
     """The commonest case: a fixed cost in one unit."""
-
-    per_attempt = True
 
     def __init__(self, budget: Budget, cap: _Cap, exact: int) -> None:
         self.cap = cap

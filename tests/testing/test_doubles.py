@@ -23,7 +23,6 @@ from loopguard import (
     ToolCallRefused,
     configure,
     loop,
-    testing,
     tool,
 )
 from loopguard._config import settings
@@ -468,8 +467,3 @@ def test_a_subscriber_of_configure_gets_redacted_events_and_alters_nothing(subsc
         assert login("hunter2") == "ok"
     arguments = [event.arguments for event in subscribed if hasattr(event, "reserved")]
     assert arguments == [{"password": "[hidden, 7 characters]"}] * 2
-
-
-def test_the_names_are_sorted() -> None:
-    """`loopguard.testing` lists its public names in order."""
-    assert testing.__all__ == sorted(testing.__all__)

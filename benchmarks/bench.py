@@ -1,0 +1,204 @@
+"""What a guarded call costs, as ratios to floors measured in the same run: ``make bench``.
+
+Prints medians in µs. Nothing here is a test of speed; what it asserts is that every call was counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
+from decimal import Decimal
+from typing import Any
+
+import wrapt
+
+from loopguard import Budget, Guard, LoopGuardWarning, LoopLimit, MaxSteps, Run, loop, tool
+
+COST = Decimal("0.0001")
+ROUNDS = 9
+
+
+def median_us(run: Callable[[int], object], calls: int = 10_000, rounds: int = ROUNDS) -> float:
+    """Median over rounds of the µs per call of run(calls)."""
+    times = []
+    for _ in range(rounds):
+        started = time.perf_counter()
+        run(calls)
+        times.append((time.perf_counter() - started) / calls * 1e6)
+    return sorted(times)[len(times) // 2]
+
+
+def bare(x: object) -> object:
+    """The body of every tool here."""
+    return x
+
+
+async def bare_async(x: object) -> object:
+    """The same, async."""
+    return x
+
+
+@wrapt.decorator  # type: ignore[untyped-decorator]  # wrapt's own typing
+def passed_through(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    """The floor: a decorator that does nothing."""
+    return wrapped(*args, **kwargs)
+
+
+wrapped = passed_through(bare)
+guarded = tool(cost=COST)(bare)
+guarded_async = tool(cost=COST)(bare_async)
+
+
+@tool(cost=COST)
+def changing(x: object) -> dict[str, object]:
+    """Identical arguments, another result each time."""
+    return {"x": x, "n": time.perf_counter_ns()}
+
+
+def policy() -> Guard:
+    """MaxSteps, LoopLimit and Budget, none of which is reached."""
+    return Guard(MaxSteps(10**9), LoopLimit(3), Budget(usd=10**9))
+
+
+def check(run: Run, calls: int) -> None:
+    """Every call was counted and charged."""
+    assert run.steps == calls, (run.steps, calls)
+    assert run.spent() == COST * calls, (run.spent(), calls)
+    assert run.reserved() == 0
+
+
+def calling(fn: Callable[[Any], object], *, same: bool = False) -> Callable[[int], None]:
+    """Call a plain function n times, with distinct arguments or always the same."""
+
+    def run(calls: int) -> None:
+        for i in range(calls):
+            fn(0 if same else i)
+
+    return run
+
+
+def in_runs(
+    fn: Callable[[Any], object], guards: Callable[[], list[Guard]], *, same: bool = False
+) -> Callable[[int], None]:
+    """The same inside nested runs, one for each guard."""
+
+    def run(calls: int) -> None:
+        with ExitStack() as stack:
+            runs = [stack.enter_context(guard.scope(f"level {level}")) for level, guard in enumerate(guards())]
+            for i in range(calls):
+                fn(0 if same else i)
+            for each in runs:
+                check(each, calls)
+
+    return run
+
+
+def in_async_run(calls: int) -> None:
+    """The async tool inside one run."""
+
+    async def main() -> None:
+        async with policy().scope("async") as run:
+            for i in range(calls):
+                await guarded_async(i)
+            check(run, calls)
+
+    asyncio.run(main())
+
+
+def scopes(calls: int) -> None:
+    """Empty scopes."""
+    guard = Guard()
+    for _ in range(calls):
+        with guard.scope("empty"):
+            pass
+
+
+@loop(max=1000, until=lambda n: n >= 1000)
+def counting(n: int) -> int:
+    """A loop that does nothing but count."""
+    return n + 1
+
+
+def report(what: str, us: float, floor: float | None = None, of: str = "") -> None:
+    """One line of the table."""
+    ratio = f"{us / floor:7.2f} x {of}" if floor else ""
+    print(f"  {what:<58}{us:9.2f} µs {ratio}")
+
+
+def without_sdk() -> float:
+    """(a): no TracerProvider is set."""
+    print("without an OpenTelemetry SDK")
+    report("bare call", median_us(calling(bare)))
+    floor = median_us(calling(wrapped))
+    report("wrapt pass-through: the floor", floor)
+    sync = median_us(in_runs(guarded, lambda: [policy()]))
+    report("guarded, arguments all distinct", sync, floor, "floor (aim 9)")
+    report("guarded async, arguments all distinct", median_us(in_async_run), sync, "sync (aim 1.3)")
+    report(
+        "guarded, identical arguments, dict results that change",
+        median_us(in_runs(changing, lambda: [policy()], same=True)),
+        floor,
+        "floor (aim 13)",
+    )
+    nested = median_us(in_runs(guarded, lambda: [policy(), *(Guard() for _ in range(9))]))
+    report("ten nested runs, the policy on the outermost", nested, floor, "floor (aim 16)")
+    every = median_us(in_runs(guarded, lambda: [policy() for _ in range(10)]))
+    report("ten nested runs, the policy on each", every, floor, "floor")
+    for calls in (100, 1_000, 10_000, 100_000):
+        us = median_us(in_runs(guarded, lambda: [policy()]), calls, 3 if calls > 10_000 else ROUNDS)
+        report(f"guarded, {calls:,} calls in one run", us, floor, "floor")
+    report("an empty scope", median_us(scopes, 3_000))
+    report("a loop iteration", median_us(lambda n: [counting(0) for _ in range(n // 1000)], 5_000))
+    return floor
+
+
+def with_sdk() -> None:
+    """(b): an SDK that records every span."""
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+
+    class Counting(SpanProcessor):
+        """Counts what ends, and keeps nothing."""
+
+        tools = 0
+
+        def on_end(self, span: ReadableSpan) -> None:
+            self.tools += span.name.startswith("execute_tool")
+
+    counter = Counting()
+    provider = TracerProvider()
+    provider.add_span_processor(counter)
+    trace.set_tracer_provider(provider)
+    tracer = trace.get_tracer("bench")
+
+    def spans(calls: int) -> None:
+        for i in range(calls):
+            with tracer.start_as_current_span(
+                "bare", attributes={"a": "execute_tool", "b": "bare", "c": i, "d": 0.0001}, record_exception=False
+            ):
+                bare(i)
+
+    print("with an SDK that records")
+    floor = median_us(spans, 3_000)
+    report("a span with four attributes around a bare call: the floor", floor)
+    before = counter.tools
+    sync = median_us(in_runs(guarded, lambda: [policy()]), 3_000)
+    assert counter.tools - before == 3_000 * ROUNDS, counter.tools
+    report("guarded", sync, floor, "span (aim 1.4)")
+    before = counter.tools
+    report("guarded async", median_us(in_async_run, 3_000), floor, "span")
+    assert counter.tools - before == 3_000 * ROUNDS, counter.tools
+
+
+def main() -> None:
+    """Print the table."""
+    warnings.simplefilter("ignore", LoopGuardWarning)
+    without_sdk()
+    with_sdk()
+
+
+if __name__ == "__main__":
+    main()
