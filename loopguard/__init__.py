@@ -6,6 +6,10 @@ approval; every loop can be seen in Jaeger.
 
 from __future__ import annotations
 
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+from loopguard import conditions, judges, telemetry, typing
 from loopguard._call import ToolCall, current_call
 from loopguard._config import configure
 from loopguard._guard import Guard, tool
@@ -56,7 +60,11 @@ from loopguard.guardrails import (
     Timeout,
     WrapTool,
 )
+from loopguard.questions import ask_in_terminal
 from loopguard.telemetry import configure_telemetry
+
+if _TYPE_CHECKING:
+    from loopguard import testing
 
 __all__ = [
     "AlreadyDecided",
@@ -100,12 +108,25 @@ __all__ = [
     "Usage",
     "Verdict",
     "WrapTool",
+    "ask_in_terminal",
     "charge",
+    "conditions",
     "configure",
     "configure_telemetry",
     "current_call",
     "current_run",
+    "judges",
     "loop",
     "result_of",
+    "telemetry",
+    "testing",
     "tool",
+    "typing",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """`loopguard.testing` is loaded when it is first asked for: programs in production never do."""
+    if name == "testing":
+        return _import_module("loopguard.testing")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

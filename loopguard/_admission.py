@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from loopguard import _events as events
 from loopguard._amounts import decimals, plain
 from loopguard._call import CURRENT, ToolCall
-from loopguard._halting import BATCH, end_row, halting, note_refusal
+from loopguard._halting import BATCH, check_halted, end_row, note_refusal
 from loopguard._pipeline import LOCK, EffectTimeout, Invoke, Proceed, Steps
 from loopguard._warn import warn
 from loopguard.exceptions import LoopHalted, ToolCallRefused, ToolTimeout
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from loopguard._call import Tool
     from loopguard._run import Run
 
-__all__ = ["Admission", "Tracer", "admission_hook", "invoke", "ring"]
+__all__ = ["Admission", "Tracer", "admission_hook", "book", "invoke", "latched", "mismatch", "ring"]
 
 
 def ring(root: Run) -> None:
@@ -33,6 +33,38 @@ def ring(root: Run) -> None:
         due = [watcher for cell in cells for watcher in cell.reached()]
     for watcher in due:
         watcher.warn()
+
+
+def latched(chain: Sequence[Run], name: str) -> ToolCallRefused | None:
+    """The refusal of the outermost run on the chain that was stopped, has ended, or is past its deadline."""
+    for run in chain:
+        latch = run.latch
+        if latch is None and run.deadline is not None and run.overdue():
+            latch = run.timed_out()
+        if latch is not None:
+            return ToolCallRefused(
+                latch.code, latch.guardrail, name, latch.reason, latch.limit, latch.value, run.name, run.id
+            )
+    return None
+
+
+def mismatch(call: ToolCall) -> ToolCallRefused:
+    """The refusal of a call whose arguments aren't those that were approved."""
+    reason = f"the arguments of {call.name} changed after they were approved"
+    return ToolCallRefused(
+        "approval_mismatch", "ApproveTool", call.name, reason, None, None, call.run.name, call.run.id
+    )
+
+
+def book(chain: Sequence[Run], reserved: Mapping[str, int], charged: Mapping[str, int]) -> None:
+    """Turn what was reserved on every run of the chain into what was spent. Under the lock; `ring` after it."""
+    for unit in {**reserved, **charged}:
+        for run in chain:
+            cell = run.cell(unit)
+            cell.reserved -= reserved.get(unit, 0)
+            cell.spent += charged.get(unit, 0)
+            if cell.spent >= cell.alert:
+                chain[0].alerts.append(cell)
 
 
 class Tracer(Protocol):
@@ -47,7 +79,12 @@ class Tracer(Protocol):
     def detach(self, token: Any) -> None:
         """Make current what was."""
 
-    def close(self, span: Any, plan: Admission, call: ToolCall, error: BaseException | None) -> None:
+    def current(self) -> Any:
+        """The span that is current."""
+
+    def close(
+        self, span: Any, plan: Admission, call: ToolCall, error: BaseException | None, result: Any = None
+    ) -> None:
         """End it: with the refusal, the error or, for None, well."""
 
 
@@ -58,11 +95,11 @@ class Admission:
         "_ends",
         "attempt_checks",
         "attempt_takers",
+        "attempt_undoers",
         "attributes",
         "call_finishers",
         "chain",
         "checks",
-        "dynamic",
         "finishers",
         "listeners",
         "name",
@@ -101,10 +138,7 @@ class Admission:
         self.timeout: float | None = None
         self.timeout_source: str | None = None
         self.undeclared = tool.cost_fn is None and not tool.cost
-        self.dynamic = tool.cost_fn is not None or self.undeclared
-        self.reservations = (
-            () if self.dynamic else tuple((run.cell(unit), exact) for unit, exact in tool.cost for run in chain)
-        )
+        self.reservations = tuple((run.cell(unit), exact) for unit, exact in tool.cost for run in chain)
         methods: dict[str, list[Any]] = {}
         for slot in ("prepare", "check", "take", "undo", "done"):
             methods[slot] = [getattr(limit, slot, None) for limit in limits]
@@ -124,6 +158,8 @@ class Admission:
         each = [i for i, limit in enumerate(limits) if getattr(limit, "per_attempt", False)]
         self.attempt_checks = tuple(methods["check"][i] for i in each if methods["check"][i] is not None)
         self.attempt_takers = tuple((index[i], methods["take"][i]) for i in each if i in index)
+        undoing = [i for i in each if methods["undo"][i] is not None]
+        self.attempt_undoers = tuple((index.get(i, -1), methods["undo"][i]) for i in undoing)
         self.call_finishers: tuple[tuple[int, Any], ...] = ()
         self._ends = ends, each, index
 
@@ -145,8 +181,8 @@ class Admission:
         """Take what the call needs from every limit, or nothing at all; the refusal if any says no."""
         root = self.root
         if root.restless:
-            self._halt()
-        if self.dynamic:
+            check_halted(self.chain)
+        if self.tool.cost_fn is not None or root.largest:
             call.amounts = self._estimate(call)
         for prepare in self.preparers:
             prepare(call)
@@ -166,33 +202,26 @@ class Admission:
         for run in self.chain:
             run.steps += 1
         call.step = self.run.steps
-        if self.dynamic:
+        if call.amounts is self.tool.cost:
+            for cell, exact in self.reservations:
+                cell.reserved += exact
+        else:
             for unit, exact in call.amounts:
                 for run in self.chain:
                     run.cell(unit).reserved += exact
-        else:
-            for cell, exact in self.reservations:
-                cell.reserved += exact
         if self.takers:
             call.tokens = [take(call) for take in self.takers]
 
     def _estimate(self, call: ToolCall) -> tuple[tuple[str, int], ...]:
-        if self.tool.cost_fn is not None:
-            return self.tool.estimate(call)
-        seen = self.root.largest.get(self.tool.ident)
-        return tuple(seen.items()) if seen else ()
+        tool = self.tool
+        if tool.cost_fn is not None:
+            return tool.estimate(call)
+        # a tool that charges without a cost reserves the largest amount seen
+        return tool.cost or tuple(self.root.largest.get(tool.ident, {}).items())
 
     def latched(self) -> ToolCallRefused | None:
-        """The refusal of the outermost run on the chain that was stopped, has ended, or is past its deadline."""
-        for run in self.chain:
-            latch = run.latch
-            if latch is None and run.deadline is not None and run.overdue():
-                latch = run.timed_out()
-            if latch is not None:
-                return ToolCallRefused(
-                    latch.code, latch.guardrail, self.name, latch.reason, latch.limit, latch.value, run.name, run.id
-                )
-        return None
+        """See `latched`."""
+        return latched(self.chain, self.name)
 
     def undo(self, call: ToolCall) -> None:
         """The body never started: everything taken goes back."""
@@ -203,18 +232,19 @@ class Admission:
         if call.settled:
             return
         call.settled = True
-        for run in self.chain:
-            run.steps -= 1
+        first = call.attempt == 1  # the step of a retried call was used by its first attempt
+        if first:
+            for run in self.chain:
+                run.steps -= 1
         for unit, exact in call.amounts:
             for run in self.chain:
                 run.cell(unit).reserved -= exact
-        for index, undo in self.undoers:
+        for index, undo in self.undoers if first else self.attempt_undoers:
             undo(call, call.tokens[index] if index >= 0 else None)
 
     def readmit(self, old: ToolCall, new: ToolCall) -> ToolCallRefused | None:
         """Admit an edited call in the place of the old one, in one step."""
-        if self.dynamic:
-            new.amounts = self._estimate(new)
+        new.amounts = self._estimate(new)
         for prepare in self.preparers:
             prepare(new)
         with LOCK:
@@ -233,11 +263,12 @@ class Admission:
         """The next attempt of a call whose last one is settled: no new step, its own cost."""
         new = call.replace(arguments=call.arguments)
         new.attempt = call.attempt + 1
-        new.step, new.loose, new.marks = call.step, call.loose, call.marks
-        if self.dynamic:
-            new.amounts = self._estimate(new)
+        new.step, new.loose, new.marks, new.repeats = call.step, call.loose, call.marks, call.repeats
+        new.approved = call.approved
+        new.amounts = self._estimate(new)
+        changed = mismatch(new) if call.approved is not None and new.digest()[0] != call.approved else None
         with LOCK:
-            refusal = self.latched() if self.root.alarm else None
+            refusal = (self.latched() if self.root.alarm else None) or changed
             for check in self.attempt_checks:
                 if refusal is None:
                     refusal = check(new)
@@ -254,6 +285,7 @@ class Admission:
 
     def refuse(self, call: ToolCall, refusal: ToolCallRefused) -> ToolCallRefused:
         """Book the refusal; the caller raises it."""
+        call.refused = refusal
         with LOCK:
             for run in self.chain:
                 run.refusals += 1
@@ -285,12 +317,6 @@ class Admission:
             )
         )
 
-    def _halt(self) -> None:
-        """Raise LoopHalted if this task, or this run, has been refused too often in a row."""
-        halted = halting(self.chain)
-        if halted is not None:
-            raise LoopHalted(*halted.args)  # a fresh one: tracebacks must not pile up on a kept one
-
     # -- the body ------------------------------------------------------------------------------
 
     def start(self, call: ToolCall) -> None:
@@ -317,7 +343,7 @@ class Admission:
         """Settle a call whose body returned."""
         with LOCK:
             # asked under the lock: a thread that the body left behind may be reporting right now
-            as_estimated = call.reported is None and not self.dynamic
+            as_estimated = call.reported is None and call.amounts is self.tool.cost
             if as_estimated:
                 call.settled = True
                 for cell, exact in self.reservations:
@@ -356,14 +382,8 @@ class Admission:
                 return
             call.settled = True
             charged = self._charged(call, outcome)
-            reserved = dict(call.amounts)
-            for unit in {**reserved, **charged}:
-                for run in self.chain:
-                    cell = run.cell(unit)
-                    cell.reserved -= reserved.get(unit, 0)
-                    cell.spent += charged.get(unit, 0)
-                    if cell.spent >= cell.alert:
-                        self.root.alerts.append(cell)
+            book(self.chain, dict(call.amounts), charged)
+            call.charged = charged
             overrun = self._learn(call)
             surprised = bool(overrun) and self.undeclared and self.tool.ident not in self.root.warned
             if surprised:
@@ -410,12 +430,7 @@ class Admission:
         with LOCK:
             late = call.settled
             if late:
-                for unit, exact in amounts:
-                    for run in self.chain:
-                        cell = run.cell(unit)
-                        cell.spent += exact
-                        if cell.spent >= cell.alert:
-                            self.root.alerts.append(cell)
+                book(self.chain, {}, dict(amounts))
             else:
                 reported = call.reported = call.reported or {}
                 reserved = dict(call.amounts)
@@ -486,6 +501,10 @@ class Admission:
 def admission_hook(call: ToolCall, proceed: Proceed) -> Steps:
     """Admit the call, or wait for what would cure the refusal with nothing held, and admit it afresh."""
     plan = call.plan
+    if call.line is not None:  # admitted before: a hook goes round again
+        call = call.replace(arguments=call.arguments)
+        CURRENT.set(call)
+    call.observed = call.refused = None
     call.arguments  # noqa: B018  # what doesn't bind raises its TypeError before anybody is asked
     while True:
         refusal = plan.admit(call)

@@ -269,12 +269,15 @@ class ToolCall:
     started_at: float = 0.0
     settled: bool = False
     timed_out: BaseException | None = None
-    result: Any = None
-    """What it returned, kept only while spans capture content."""
+    charged: Mapping[str, int] | None = None
+    """What it was settled at; None while it is not, and where that is its estimate."""
+    refused: ToolCallRefused | None = None
     span: Any = None
     ended_ns: int | None = None
     items: ItemDigest | None = None
     """What a generator tool has yielded so far, in digest."""
+    approved: str | None = None
+    """The strict digest that was approved, where an approval was needed."""
     question: Any = None
     """The open question about it, while somebody is asked."""
     line: list[ToolCall] | None = None

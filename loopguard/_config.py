@@ -13,11 +13,13 @@ __all__ = ["Settings", "configure", "settings"]
 class Settings:
     """The settings in force. Changed only through `configure`."""
 
-    __slots__ = ("judge_model", "listeners", "on_event", "redact", "require_run", "version")
+    __slots__ = ("judge_model", "listeners", "on_event", "prices", "redact", "require_run", "version")
 
     def __init__(self) -> None:
         self.require_run: bool = False
         self.judge_model: str | None = None
+        self.prices: Any = None
+        """Where `meter` takes prices from by default: a PriceSource, or what makes a PriceBook."""
         self.redact: Callable[[str, Any], Any] | None = None
         self.version = 0
         """Counts the changes: what was compiled under older settings is compiled again."""
@@ -36,6 +38,7 @@ def configure(
     redact: Callable[[str, Any], Any] | None = None,
     on_event: Callable[[Any], object] | None = None,
     judge_model: str | None = None,
+    prices: Any = None,
 ) -> None:
     """Set process-wide defaults; what isn't given stays as it is.
 
@@ -43,6 +46,7 @@ def configure(
     - ``redact``: ``fn(name, value)`` returns what people and exporters may see instead of value, or
       None to leave it to the built-in rules.
     - ``judge_model``: the model that `until_llm` asks by default.
+    - ``prices``: the prices that `meter` uses by default, a PriceBook or what makes one.
     - ``on_event``: subscribe to the events of every run that starts from now on.
 
     Raises ConfigurationError for a value of the wrong type.
@@ -55,6 +59,8 @@ def configure(
         if not isinstance(judge_model, str) or not judge_model:
             raise ConfigurationError(f"judge_model={judge_model!r}: give a model's name")
         settings.judge_model = judge_model
+    if prices is not None:
+        settings.prices = prices
     for name, fn in (("redact", redact), ("on_event", on_event)):
         if fn is not None and not callable(fn):
             raise ConfigurationError(f"{name}={fn!r}: give a callable")

@@ -20,7 +20,8 @@ from typing import Any, TypeVar
 from loopguard._admission import Admission
 from loopguard._call import CURRENT, Tool, ToolCall
 from loopguard._fingerprints import ItemDigest
-from loopguard._pipeline import Ask, Effect, EffectTimeout, Invoke, Steps
+from loopguard._pipeline import Ask, Effect, EffectTimeout, Invoke, Sleep, Steps
+from loopguard._run import Run
 from loopguard.exceptions import ConfigurationError, ToolCallRefused
 
 __all__ = [
@@ -105,15 +106,15 @@ async def _bounded(awaitable: Any, timeout: float | None) -> Any:
     try:
         done, _ = await asyncio.wait({task}, timeout=timeout)
     except asyncio.CancelledError:
+        _forget(task)
         task.cancel()
         await asyncio.wait({task}, timeout=1)  # let it clean up, but never hang on one that won't
-        _forget(task)
         raise
     if done:
         return task.result()
+    _forget(task)
     task.cancel()
     await asyncio.wait({task}, timeout=0.05)  # a tool that swallows it doesn't hold us up
-    _forget(task)
     raise EffectTimeout
 
 
@@ -174,6 +175,7 @@ def _perform_sync(effect: Effect) -> Any:
         if hasattr(type(result), "__await__"):
             _refuse_awaitable(result, getattr(effect.fn, "__qualname__", repr(effect.fn)))
         return result
+    _check_sleep(effect)
     time.sleep(effect.seconds)
     return None
 
@@ -181,7 +183,7 @@ def _perform_sync(effect: Effect) -> Any:
 async def _perform_async(effect: Effect) -> Any:
     if isinstance(effect, Invoke):
         call = effect.call
-        return await _uncancelled(_bounded(call.fn(*call.args, **call.kwargs), effect.timeout))
+        return await _bounded(call.fn(*call.args, **call.kwargs), effect.timeout)
     if isinstance(effect, Ask):
         ask = functools.partial(effect.fn, *effect.args)
         if effect.blocking and not _is_async(effect.fn):
@@ -191,8 +193,16 @@ async def _perform_async(effect: Effect) -> Any:
         if hasattr(type(result), "__await__"):
             result = await _bounded(result, effect.timeout)
         return result
+    _check_sleep(effect)
     await asyncio.sleep(effect.seconds)
     return None
+
+
+def _check_sleep(effect: Any) -> None:
+    if not isinstance(effect, Sleep):
+        raise ConfigurationError(
+            f"a hook yielded {effect!r}: say `result = yield from proceed(call)`, or yield an effect of loopguard.typing"
+        )
 
 
 def _is_async(fn: Any) -> bool:
@@ -201,9 +211,19 @@ def _is_async(fn: Any) -> bool:
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
 
 
+def _running_task(name: str) -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        raise ConfigurationError(f"{name}: loopguard runs under asyncio only, not under trio or curio") from None
+
+
 async def _uncancelled(awaitable: Any) -> Any:
     """Await it; if it swallowed a cancellation of our task, the cancellation goes on."""
-    task = asyncio.current_task()
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # a generator that is closed after its loop was
+        task = None
     before = task.cancelling() if task is not None else 0
     result = await awaitable
     if task is not None and task.cancelling() > before:
@@ -248,7 +268,7 @@ def drive_sync(steps: Steps) -> Any:
             raise
         raise original from original.__cause__
     finally:
-        steps.close()
+        _close(steps)
 
 
 async def drive_async(steps: Steps) -> Any:
@@ -258,7 +278,7 @@ async def drive_async(steps: Steps) -> Any:
         effect = steps.send(None)
         while True:
             try:
-                value = await _perform_async(effect)
+                value = await _uncancelled(_perform_async(effect))
             except BaseException as exc:  # every outcome belongs to the pipeline, which raises it on
                 effect = _raise_on(stops, steps, exc)
             else:
@@ -271,7 +291,16 @@ async def drive_async(steps: Steps) -> Any:
             raise
         raise original from original.__cause__
     finally:
-        steps.close()
+        _close(steps)
+
+
+def _close(steps: Steps) -> None:
+    """Close a pipeline, though its hooks may answer that by asking for more."""
+    for _ in range(10):
+        try:
+            return steps.close()
+        except RuntimeError:  # it ignored GeneratorExit
+            pass
 
 
 def _raise_on(stops: _Stops, steps: Steps, exc: BaseException) -> Effect:
@@ -283,7 +312,7 @@ def _raise_on(stops: _Stops, steps: Steps, exc: BaseException) -> Effect:
     except StopIteration:
         pass  # a hook swallowed it and returned
     else:
-        steps.close()  # a hook swallowed it and asked for more
+        _close(steps)  # a hook swallowed it and asked for more
     raise exc
 
 
@@ -294,7 +323,7 @@ def plan_of(tool: Tool) -> Admission:
     """The compiled admission of this tool where we are."""
     here = CURRENT.get()
     if here is not None:
-        run = here.run
+        run = here if type(here) is Run else here.run
         if not run.outside:
             plan = run.plans.get(tool)
             return plan if plan is not None else tool.compile(tool, run)
@@ -327,11 +356,16 @@ def call_sync(
         call.span = tracer.open(plan, call, start_ns)
         attached = tracer.attach(call.span)
     error: BaseException | None = None
+    result: Any = None
     try:
         if plan.proceed is not None:
-            return drive_sync(plan.proceed(call))
+            result = drive_sync(plan.proceed(call))
+            return result
         try:
-            plan.start(call)
+            if plan.listeners:
+                plan.start(call)
+            else:
+                call.started = True
             result = fn(*args, **kwargs)
             if hasattr(type(result), "__await__"):
                 _check_plain(result, call)
@@ -344,16 +378,31 @@ def call_sync(
         error = exc
         raise
     finally:
-        CURRENT.reset(before)
         if tracer is not None:
             tracer.detach(attached)
-            tracer.close(call.span, plan, call, error)
+            tracer.close(call.span, plan, _latest(call), error, result)
+        CURRENT.reset(before)
+
+
+def _latest(call: ToolCall) -> ToolCall:
+    """The call as its hooks left it."""
+    here = CURRENT.get()
+    return here if isinstance(here, ToolCall) and here.span is call.span else call
+
+
+def _restore(token: contextvars.Token[Any]) -> None:
+    """Make current what was. In another context than it was set in (closed from elsewhere) there is nothing to undo."""
+    try:
+        CURRENT.reset(token)
+    except ValueError:
+        pass
 
 
 async def call_async(
     tool: Tool, fn: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any], id: str | None = None
 ) -> Any:
     """Call an async tool."""
+    task = _running_task(tool.name)
     plan = plan_of(tool)
     call = ToolCall(plan, fn, instance, args, kwargs, id)
     tracer = plan.tracer
@@ -367,12 +416,13 @@ async def call_async(
         call.span = tracer.open(plan, call, start_ns)
         attached = tracer.attach(call.span)
     error: BaseException | None = None
+    result: Any = None
     try:
         if plan.proceed is not None:
-            return await drive_async(plan.proceed(call))
+            result = await drive_async(plan.proceed(call))
+            return result
         try:
             plan.start(call)
-            task = asyncio.current_task()
             cancelling = task.cancelling() if task is not None else 0
             result = await fn(*args, **kwargs)
             if task is not None and task.cancelling() > cancelling:
@@ -386,16 +436,16 @@ async def call_async(
         error = exc
         raise
     finally:
-        CURRENT.reset(before)
         if tracer is not None:
             tracer.detach(attached)
-            tracer.close(call.span, plan, call, error)
+            tracer.close(call.span, plan, _latest(call), error, result)
+        _restore(before)
 
 
 class _Iteration:
     """A generator tool's call: the context is ours only while its body runs, never across a yield."""
 
-    __slots__ = ("call", "items", "left", "plan", "tracer", "yielded_ns")
+    __slots__ = ("call", "here", "items", "left", "plan", "span", "tracer", "yielded_ns")
 
     def __init__(
         self, tool: Tool, fn: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any], id: str | None = None
@@ -414,28 +464,40 @@ class _Iteration:
                 raise _refused(plan, call, refusal, start_ns)
         if tracer is not None:
             call.span = tracer.open(plan, call, start_ns)
+        self.here: Any = call
+        self.span = call.span
+        """What the last resume left current, and the next one finds current again."""
 
     def step(self, fn: Callable[..., R], *args: Any) -> R:
         """One resume of the body, or of the hooks, in the call's own context."""
-        before = CURRENT.set(self.call)
-        attached = self.tracer.attach(self.call.span) if self.tracer is not None else None
+        entered = self._enter()
         try:
             return fn(*args)
         finally:
-            if self.tracer is not None:
-                self.tracer.detach(attached)
-            CURRENT.reset(before)
+            self._leave(*entered)
 
     async def astep(self, fn: Callable[..., Any], *args: Any) -> Any:
         """One resume of an async body."""
-        before = CURRENT.set(self.call)
-        attached = self.tracer.attach(self.call.span) if self.tracer is not None else None
+        entered = self._enter()
         try:
-            return await fn(*args)
+            return await _uncancelled(fn(*args))
         finally:
-            if self.tracer is not None:
-                self.tracer.detach(attached)
-            CURRENT.reset(before)
+            self._leave(*entered)
+
+    def _enter(self) -> tuple[contextvars.Token[Any], Any]:
+        return CURRENT.set(self.here), self.tracer.attach(self.span) if self.tracer is not None else None
+
+    def _leave(self, before: contextvars.Token[Any], attached: Any) -> None:
+        self.here = CURRENT.get()
+        if self.tracer is not None and attached is not None:
+            self.span = self.tracer.current()
+            self.tracer.detach(attached)
+        _restore(before)
+
+    def begin(self, effect: Invoke) -> ToolCall:
+        """The body is about to run, for the first time or once more."""
+        self.call, self.left, self.items = effect.call, effect.timeout, ItemDigest()
+        return self.call
 
     def resume(self, close: Callable[[], Any], fn: Callable[..., R], *args: Any) -> R:
         """Let the body go on to its next item; EffectTimeout, and the body closed, once its time is used up."""
@@ -444,22 +506,35 @@ class _Iteration:
         begun = time.monotonic()
         try:
             item = self.step(fn, *args)
-        finally:
-            self.left -= time.monotonic() - begun
-        if self.left < 0:
+        except StopIteration:
+            if self._late(begun):
+                raise EffectTimeout from None
+            raise
+        if self._late(begun):
             self.step(close)
             raise EffectTimeout
         return item
 
-    async def aresume(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """The same for an async body, which is cancelled."""
+    async def aresume(self, close: Callable[[], Any], fn: Callable[..., Any], *args: Any) -> Any:
+        """The same for an async body, which is cancelled; what it yields after swallowing that is dropped."""
         if self.left is None:
             return await self.astep(fn, *args)
         begun = time.monotonic()
         try:
-            return await cancelled_after(asyncio.timeout(max(0.0, self.left)), self.astep(fn, *args))
-        finally:
-            self.left -= time.monotonic() - begun
+            item = await cancelled_after(asyncio.timeout(max(0.0, self.left)), self.astep(fn, *args))
+        except StopAsyncIteration:
+            if self._late(begun):
+                raise EffectTimeout from None
+            raise
+        if self._late(begun):
+            await self.astep(close)
+            raise EffectTimeout
+        return item
+
+    def _late(self, begun: float) -> bool:
+        assert self.left is not None
+        self.left -= time.monotonic() - begun
+        return self.left < 0
 
     def saw(self, item: Any) -> None:
         self.items.add(item)
@@ -467,18 +542,17 @@ class _Iteration:
         if self.tracer is not None:
             self.yielded_ns = time.time_ns()
 
-    def close(self, error: BaseException | None) -> None:
+    def close(self, error: BaseException | None, result: Any = None) -> None:
         """End the span, once."""
         if self.tracer is not None:
             tracer, self.tracer = self.tracer, None
-            tracer.close(self.call.span, self.plan, self.call, error)
+            latest = self.here if isinstance(self.here, ToolCall) and self.here.span is self.call.span else self.call
+            tracer.close(self.call.span, self.plan, latest, error, result)
 
     def abandon(self) -> None:
         """The generator went away without being closed."""
-        if self.call.started:
+        if self.plan.proceed is None:  # a pipeline goes away with it, and settles
             self.plan.failed(self.call, GeneratorExit())
-        else:
-            self.plan.undo(self.call)
         if self.tracer is not None:
             self.call.ended_ns = self.yielded_ns
             self.close(GeneratorExit())
@@ -490,9 +564,11 @@ def call_generator(
     """Call a generator tool: admitted, refused and charged once, when its iteration starts."""
     it = _Iteration(tool, fn, instance, args, kwargs, id)
     error: BaseException | None = None
+    result: Any = None
     try:
         if it.plan.proceed is not None:
-            return (yield from _hooked_generator(it, it.plan.proceed(it.call)))
+            result = yield from _hooked_generator(it, it.step(it.plan.proceed, it.call))
+            return result
         try:
             it.plan.start(it.call)
             result = yield from _items(it, Invoke(it.call))
@@ -505,12 +581,12 @@ def call_generator(
         error = exc
         raise
     finally:
-        it.close(error)
+        it.close(error, result)
 
 
 def _items(it: _Iteration, effect: Invoke) -> Generator[Any, Any, Any]:
-    it.call, it.left = effect.call, effect.timeout
-    generator = it.step(functools.partial(effect.call.fn, *effect.call.args, **effect.call.kwargs))
+    call = it.begin(effect)
+    generator = it.step(functools.partial(call.fn, *call.args, **call.kwargs))
     try:
         item = it.resume(generator.close, next, generator)
         while True:
@@ -545,7 +621,7 @@ def _hooked_generator(it: _Iteration, steps: Steps) -> Generator[Any, Any, Any]:
     except StopIteration as stop:
         return stop.value
     finally:
-        steps.close()
+        _close(steps)
 
 
 def call_async_generator(
@@ -572,6 +648,7 @@ async def _run_async_generator(
     kwargs: dict[str, Any],
     id: str | None,
 ) -> AsyncGenerator[Any, Any]:
+    _running_task(tool.name)
     it = _Iteration(tool, fn, instance, args, kwargs, id)
     started.append(it)
     error: BaseException | None = None
@@ -580,19 +657,18 @@ async def _run_async_generator(
     effect: Effect = Invoke(it.call)
     try:
         if it.plan.proceed is not None:
-            steps = it.plan.proceed(it.call)
+            steps = it.step(it.plan.proceed, it.call)
             effect = it.step(steps.send, None)
-        else:
-            it.plan.start(it.call)
         while True:
             try:
                 value = None
                 if isinstance(effect, Invoke):
-                    it.call, it.left = effect.call, effect.timeout
-                    call = it.call
+                    call = it.begin(effect)
+                    if steps is None:
+                        it.plan.start(call)
                     generator = it.step(functools.partial(call.fn, *call.args, **call.kwargs))
                     try:
-                        item = await it.aresume(generator.__anext__)
+                        item = await it.aresume(generator.aclose, generator.__anext__)
                         while True:
                             it.saw(item)
                             try:
@@ -601,9 +677,9 @@ async def _run_async_generator(
                                 await it.astep(generator.aclose)
                                 raise
                             except BaseException as exc:  # thrown in by the consumer: the body's to handle
-                                item = await it.aresume(generator.athrow, exc)
+                                item = await it.aresume(generator.aclose, generator.athrow, exc)
                             else:
-                                item = await it.aresume(generator.asend, sent)
+                                item = await it.aresume(generator.aclose, generator.asend, sent)
                     except StopAsyncIteration:
                         pass
                 else:
@@ -626,5 +702,5 @@ async def _run_async_generator(
     finally:
         started.clear()
         if steps is not None:
-            steps.close()
+            _close(steps)
         it.close(error)

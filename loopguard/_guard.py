@@ -26,7 +26,7 @@ from loopguard._halting import BATCH, Batch, end_row, halting, note_refusal
 from loopguard._outcomes import LoopResult, StopReason, only_refusals, stop_reason_of
 from loopguard._pipeline import Hook, compose
 from loopguard._run import Run, current_run, publish, subscribers
-from loopguard._schemas import InvalidArguments, ToolUse, tool_result, tool_uses, unknown_tool
+from loopguard._schemas import InvalidArguments, ToolUse, UnknownTool, tool_result, tool_uses, unknown_tool
 from loopguard.budgets import Budget
 from loopguard.exceptions import ConfigurationError, LoopHalted, LoopStopped, ToolCallRefused
 from loopguard.guardrails import (
@@ -93,6 +93,8 @@ def _stations(tool: Tool, run: Run) -> list[tuple[Run, tuple[Any, ...]]]:
     for guard in own:
         if guard not in root.adopted:
             root.adopted = (*root.adopted, guard)
+            if guard.listener is not None and guard.listener not in root.listeners:
+                root.listeners = (*root.listeners, guard.listener)
     return [
         (ancestor, tuple(dict.fromkeys((*ancestor.guards, *(own if ancestor is root else ())))))
         for ancestor in run.chain
@@ -134,7 +136,7 @@ def _assemble(
     approvers: dict[ApproveTool, Run] = {}
     retry: Retry | None = None
     timeouts = [(tool.timeout, f"@tool(timeout=…) of {tool.name}")] if tool.timeout is not None else []
-    repeats: dict[LoopLimit, Guard | None] = {}
+    repeats: dict[Any, tuple[LoopLimit, Guard | None]] = {}
     for run, guards in stations:
         for guard in guards:
             for guardrail in guard.guardrails:
@@ -143,13 +145,13 @@ def _assemble(
                 elif isinstance(guardrail, Timeout):
                     timeouts.append((guardrail.seconds, f"{guardrail!r} of run {run.name!r}"))
                 elif isinstance(guardrail, LoopLimit):
-                    repeats[guardrail] = guard
+                    repeats.setdefault(guardrail.settings, (guardrail, guard))
                 elif isinstance(guardrail, WrapTool):
                     wraps[guardrail] = None
                 elif isinstance(guardrail, ApproveTool):
                     approvers.setdefault(guardrail, _station_of(guardrail, stations))
     if not repeats and default_loop_limit:
-        repeats[DEFAULT_LOOP_LIMIT] = None
+        repeats[None] = DEFAULT_LOOP_LIMIT, None
     inner = chain[-1]
     for run, guards in stations or [(inner, ())]:
         here: list[tuple[Any, Guard | None]] = [
@@ -157,7 +159,7 @@ def _assemble(
         ]
         here = [(guardrail, guard) for guardrail, guard in here if not isinstance(guardrail, LoopLimit)]
         if run is inner:  # repeats are counted by the run that makes the call
-            here += list(repeats.items())
+            here += repeats.values()
         for guardrail, owner in sorted(here, key=lambda pair: _rank(pair[0])):
             bound = guardrail.bind(run, tool)
             if bound is not None and not any(bound is known for known in limits):
@@ -654,7 +656,7 @@ class Guard:
         target = named.targets.get(name)
         try:
             if target is None:
-                raise InvalidArguments(unknown_tool(name, list(named.targets)))
+                raise UnknownTool(unknown_tool(name, list(named.targets)))
             args, kwargs = target.arguments.to_call(target.arguments.validate(arguments))
         except InvalidArguments as exc:
             _count_invalid(self, name, exc)

@@ -14,7 +14,7 @@ from loopguard.exceptions import LoopHalted, ToolCallRefused
 if TYPE_CHECKING:
     from loopguard._run import Run
 
-__all__ = ["BATCH", "Batch", "end_row", "halting", "note_refusal"]
+__all__ = ["BATCH", "Batch", "check_halted", "end_row", "halting", "note_refusal"]
 
 
 class Batch:
@@ -68,6 +68,13 @@ def end_row(chain: Sequence[Run]) -> None:
             root.restless = False
 
 
+def check_halted(chain: Sequence[Run]) -> None:
+    """Raise LoopHalted if this task, or a run of the chain, has been refused too often in a row."""
+    halted = halting(chain)
+    if halted is not None:
+        raise LoopHalted(*halted.args)  # a fresh one: tracebacks must not pile up on a kept one
+
+
 def halting(chain: Sequence[Run]) -> LoopHalted | None:
     """LoopHalted for the innermost run in which the row of refusals has become too long."""
     root = chain[0]
@@ -81,7 +88,7 @@ def halting(chain: Sequence[Run]) -> LoopHalted | None:
         row = root.rows.get(caller(), ())
         for run in reversed(chain):
             count = sum(1 for number in row if number > run.born)
-            turns = run.barren_turns if run.turn else run.barren // 100
+            turns = max(run.barren_turns if run.turn else 0, run.barren // 100)  # model calls may be refused, too
             if max(count, turns) >= limit and root.last_refusal is not None:
                 count = max(count, run.barren if turns >= limit else 0)
                 run.halted = LoopHalted(root.last_refusal, run.id, run.name, count)

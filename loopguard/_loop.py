@@ -322,7 +322,7 @@ class _Machine:
         spec, run = self.spec, self.run
         run.emit(events.IterationStarted, value=self.value, feedback=run.feedback)
         span = IterationSpan(run) if run.span is not None else None
-        before = {unit: cell.spent for unit, cell in run.cells.items()}
+        before = {unit: cell.spent for unit, cell in list(run.cells.items())}
         started = time.perf_counter()
         self.satisfied = None
         self.feedback = run.feedback

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from loopguard._call import ToolCall
+from loopguard._call import CURRENT, ToolCall
 from loopguard.exceptions import ToolCallRefused
 
 if TYPE_CHECKING:
@@ -111,6 +111,7 @@ def compose(hooks: Sequence[Hook], invoke: Proceed) -> Proceed:
 
 def _around(hook: Hook, inner: Proceed) -> Proceed:
     def proceed(call: ToolCall) -> Steps:
+        CURRENT.set(call)  # as the hooks further out have made it; the driver restores what was current before
         return hook(call, inner)
 
     return proceed

@@ -13,7 +13,7 @@ from decimal import Decimal
 from typing import Any, ParamSpec, TypeVar
 
 from loopguard import _events as events
-from loopguard._admission import Admission, ring
+from loopguard._admission import Admission, book, ring
 from loopguard._amounts import SCALE, costs, decimal, decimals
 from loopguard._call import CURRENT, Tool, ToolCall, forget_identity, new_id
 from loopguard._cells import Cell
@@ -80,6 +80,7 @@ class Run:
     restless: bool = False
     refusal_count: int = 0
     last_refusal: ToolCallRefused | None = None
+    last_model_refusal: ToolCallRefused | None = None
     alerts: list[Cell]
     rows: weakref.WeakKeyDictionary[Any, list[int]]
     largest: dict[str, dict[str, int]]
@@ -346,12 +347,7 @@ class Run:
         for run in self.chain:
             list(run.caps)  # made now where no tool call has made them: budgets watch from then on
         with LOCK:
-            for unit, exact in charged:
-                for run in self.chain:
-                    cell = run.cell(unit)
-                    cell.spent += exact
-                    if cell.spent >= cell.alert:
-                        self.root.alerts.append(cell)
+            book(self.chain, {}, dict(charged))
         if self.root.alerts:
             ring(self.root)
         self.emit(events.Charged, amounts=decimals(tuple(charged)))

@@ -214,6 +214,13 @@ class Arguments:
         return "\n\n".join(part for part in parts if part)
 
 
+class UnknownTool(InvalidArguments):
+    """A model called a tool that there isn't."""
+
+    def __str__(self) -> str:
+        return str(self.problems[0])
+
+
 def tool_uses(message: Any) -> list[ToolUse]:
     """The tool_use blocks of an SDK message, a dict of that shape, or a list of content blocks, in order.
 

@@ -121,6 +121,9 @@ class ToolCallRefused(LoopGuardError):
     cure: Any = None
     """What the pipeline can wait for before it asks again; not part of the refusal's data."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self.args, {name: value for name, value in self.__dict__.items() if name != "cure"}
+
     def __str__(self) -> str:
         if self.code == "approval_denied":
             why = f": {self.reason}" if self.reason else ""
@@ -232,6 +235,6 @@ class LoopHalted(BaseException):
 
     def __str__(self) -> str:
         return (
-            f"{self.run_name!r} was halted after {self.count} refused calls in a row, the last one: {self.refusal}. "
-            "The body swallows refusals; let ToolCallRefused through, or end the turn when it is raised."
+            f"{self.run_name!r} was halted after {self.count} refused calls in a row. The body swallows refusals: let "
+            f"ToolCallRefused through, or end the turn when it is raised. The last one: {self.refusal}"
         )

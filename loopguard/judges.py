@@ -16,7 +16,7 @@ from loopguard._outcomes import Verdict
 from loopguard.exceptions import ConfigurationError
 from loopguard.redaction import redact_error
 
-__all__ = ["DEFAULT_MODEL", "AnthropicJudge", "TextJudge"]
+__all__ = ["AnthropicJudge", "DEFAULT_MODEL", "TextJudge"]
 
 DEFAULT_MODEL = "claude-haiku-5-5"
 """The judge's model where none is configured: a small current one."""

@@ -650,8 +650,11 @@ def test_an_async_generator_dropped_on_a_closed_loop_is_settled(guard: Guard) ->
         yield 1
         yield 2
 
+    async def first(generator: Any) -> int:
+        return await generator.__anext__()
+
     with guard.scope() as run:
-        for drive in (lambda g: g.__anext__(), lambda g: g.asend(None)):
+        for drive in (first, lambda generator: generator.asend(None)):  # known to the loop, and not
             loop_ = asyncio.new_event_loop()
             generator = items()
             assert loop_.run_until_complete(drive(generator)) == 1

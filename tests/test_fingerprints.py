@@ -320,8 +320,9 @@ def test_ignored_names_are_left_out_at_any_depth() -> None:
 
 
 def test_short_results_are_their_own_print() -> None:
-    """A small JSON result is compared as text, a long one by a digest of fixed size."""
-    assert result_print({"b": 1.0, "a": "1.0"}) == '{"a":"1.0","b":1}'
+    """A flat result is compared by its items, a small one as text, a long one by a digest of fixed size."""
+    assert result_print({"b": 1.0, "a": "1.0"}) == (("a", "1.0"), ("b", 1))
+    assert result_print([{"b": 1.0, "a": "1.0"}]) == '[{"a":"1.0","b":1}]'
     assert len(result_print(["x"] * 1000)) == 16
 
 

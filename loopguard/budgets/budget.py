@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from typing import Any
+from typing import Any, Literal, Protocol
 
 from loopguard import _events as events
 from loopguard._amounts import SCALE, amount, amounts, decimal, money, plain
@@ -28,6 +28,8 @@ class Budget:
     - ``usd``: USD. ``tokens``, ``input_tokens``, ``output_tokens``, ``model_calls``: of metered models.
       ``tool_calls``: every started call. None is unlimited, 0 refuses the first costed call.
     - ``name``: how messages and spans call it; ``warn_at``: the share at which BudgetWarned is emitted.
+    - ``on_unknown_price``: what a USD cap does with models whose price nobody knows. ``refuse`` them
+      (`unknown_price`), or ``allow`` them, at a cost of None.
     - ``extend``: an approver that is asked to raise the cap by ``extend_by`` (USD or {unit: amount}) instead
       of refusing; calls in parallel share one question, and a no is final for the run.
 
@@ -45,6 +47,7 @@ class Budget:
         *,
         name: str | None = None,
         warn_at: float | None = 0.8,
+        on_unknown_price: Literal["refuse", "allow"] = "refuse",
         extend: Callable[[Any], Any] | None = None,
         extend_by: Any = None,
         **units: Any,
@@ -67,10 +70,13 @@ class Budget:
             raise ConfigurationError(f"Budget(warn_at={warn_at!r}): give a share above 0 and up to 1, or None")
         if name is not None and not isinstance(name, str):
             raise ConfigurationError(f"Budget(name={name!r}): give a text")
+        if on_unknown_price not in ("refuse", "allow"):
+            raise ConfigurationError(f"Budget(on_unknown_price={on_unknown_price!r}): give 'refuse' or 'allow'")
         if (extend is None) != (extend_by is None):
             raise ConfigurationError("Budget: extend= and extend_by= go together: whom to ask, and for how much more")
         if extend is not None and not callable(extend):
             raise ConfigurationError(f"Budget(extend={extend!r}): give an approver")
+        self.on_unknown_price = on_unknown_price
         self.extend = extend
         self.extend_by = dict(amounts(extend_by, "Budget(extend_by"))
         if not all(unit in self.limits and exact for unit, exact in self.extend_by.items()):
@@ -103,6 +109,21 @@ class Budget:
 
     def __repr__(self) -> str:
         return f"Budget({', '.join(f'{unit}={decimal(limit):f}' for unit, limit in self.limits.items())})"
+
+
+_ADVICE = "It was not run: make a cheaper call, or answer with what you have."
+
+
+class Costed(Protocol):
+    """What a budget is asked about: a tool call or a model call."""
+
+    @property
+    def name(self) -> str:
+        """The tool or the model."""
+
+    @property
+    def run(self) -> Run:
+        """Whose call it is."""
 
 
 class _Cap:
@@ -143,20 +164,19 @@ class _Cap:
         name = f" {self.budget.name!r}" if self.budget.name else ""
         return f"the budget{name} of {plain(self.limit, self.unit)} of run {self.run.name!r}"
 
-    def reason(self, call: ToolCall, exact: int) -> str:
+    def reason(self, call: Costed, exact: int, advice: str) -> str:
         """Why this call doesn't fit, for a model to act on."""
         left = plain(max(0, self.limit - self.used()), self.unit)
         held = f" and {plain(self.cell.reserved, self.unit)} reserved by calls in flight" if self.cell.reserved else ""
         return (
             f"{call.name} may cost {plain(exact, self.unit)}, but only {left} is left of {self.title} "
-            f"({plain(self.cell.spent, self.unit)} spent{held}). "
-            f"It was not run: make a cheaper call, or answer with what you have."
+            f"({plain(self.cell.spent, self.unit)} spent{held}). {advice}"
         )
 
-    def refusal(self, call: ToolCall, exact: int) -> BudgetExceeded | None:
+    def refusal(self, call: Costed, exact: int, advice: str = _ADVICE) -> BudgetExceeded | None:
         """The refusal of a call that doesn't fit."""
         used = self.used()
-        reason = self.reason(call, exact)
+        reason = self.reason(call, exact, advice)
         if self.denied is not None:
             reason += f" More was asked for and not granted{': ' if self.denied else ''}{self.denied}."
         refusal = BudgetExceeded(
@@ -167,7 +187,7 @@ class _Cap:
             refusal.cure = lambda call: self.extend(call, limit)
         return refusal
 
-    def extend(self, call: ToolCall, limit: int) -> Generator[Effect, Any, bool]:
+    def extend(self, call: Costed, limit: int) -> Generator[Effect, Any, bool]:
         """Ask for more, once for all calls that need it; True when it is worth trying again."""
         with LOCK:
             if self.limit != limit:
@@ -216,7 +236,7 @@ class _Extension:
 
     name = "extend_budget"
 
-    def __init__(self, cap: _Cap, call: ToolCall) -> None:
+    def __init__(self, cap: _Cap, call: Costed) -> None:
         self.id = new_id("extension")
         self.run = call.run
         self.question: Any = None
@@ -238,11 +258,12 @@ class _StepsCap(_Cap):
     def brief(self) -> str:
         return f"{self.run.steps} of {plain(self.limit, self.unit)}"
 
-    def reason(self, call: ToolCall, exact: int) -> str:
+    def reason(self, call: Costed, exact: int, advice: str) -> str:
         return f"{call.name} was not run: {self.title} is used up. Answer now with what you have."
 
-    def refusal(self, call: ToolCall, exact: int) -> BudgetExceeded | None:
-        return None if call.attempt > 1 else super().refusal(call, exact)  # an attempt isn't a new call
+    def refusal(self, call: Costed, exact: int, advice: str = _ADVICE) -> BudgetExceeded | None:
+        again = isinstance(call, ToolCall) and call.attempt > 1  # an attempt isn't a new call
+        return None if again else super().refusal(call, exact, advice)
 
     def done(self, call: ToolCall, token: Any, result: Any, error: BaseException | None) -> None:
         """See `BoundLimit`."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
+from loopguard._admission import mismatch
 from loopguard._approval import Approval, ask
-from loopguard._call import Tool, ToolCall, structural_copy
+from loopguard._call import CURRENT, Tool, ToolCall, structural_copy
 from loopguard._pipeline import Effect, EffectTimeout, Proceed, Steps
 from loopguard._run import Run
 from loopguard.exceptions import ApprovalDenied, ApprovalTimeout, ConfigurationError, ToolCallRefused
@@ -88,7 +89,8 @@ def approvals(tool: Tool, entries: Sequence[tuple[ApproveTool, Run]]) -> Callabl
             else:
                 break
         if _digest(call) != digest:
-            raise _refuse(call, "approval_mismatch", f"the arguments of {call.name} changed after they were approved")
+            raise call.plan.refuse(call, mismatch(call))
+        call.approved = digest
         return (yield from proceed(call))
 
     return approve
@@ -117,6 +119,7 @@ def _swap(call: ToolCall, arguments: Mapping[str, Any]) -> ToolCall:
     if call.line is not None:
         call.line.append(new)
     call.settled = True
+    CURRENT.set(new)
     return new
 
 
@@ -129,6 +132,7 @@ def _edited(call: ToolCall, answer: Approval) -> ToolCall:
     refusal = call.plan.readmit(call, new)
     if call.line is not None:
         call.line.append(new)
+    CURRENT.set(new)
     if refusal is not None:
         raise call.plan.refuse(new, refusal)
     return new
@@ -136,14 +140,16 @@ def _edited(call: ToolCall, answer: Approval) -> ToolCall:
 
 def _answer(approver: ApproveTool, run: Run, call: ToolCall, digest: str) -> Generator[Effect, Any, Approval]:
     """The approver's yes or edit: from a grant, or by asking. Everything else is raised."""
-    record: _Record = run.slot((approver, digest), _Record)
+    # outside a run nothing is remembered: the next call may be somebody else's
+    record: _Record = _Record() if run.outside else run.slot((approver, digest), _Record)
     held = record.answer
     if held is not None and held.grant == "run" and held.decision == "approve":
         return held
     if held is not None and held.decision == "deny" and (held.grant == "run" or record.news >= run.news):
         raise _denied(call, held.reason)
     if record.asked >= MAX_QUESTIONS:
-        raise _denied(call, held.reason if held is not None else None)
+        enough = f"it was asked about {MAX_QUESTIONS} times in this run already"
+        raise _denied(call, held.reason if held is not None else enough)
     record.asked += 1
     answer = yield from _ask(approver, call)
     latched = call.plan.latched() if call.plan.root.alarm else None

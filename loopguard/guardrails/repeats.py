@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, MutableMapping
+from itertools import islice
 from typing import Any
 
 from loopguard._call import Tool, ToolCall
@@ -16,7 +16,7 @@ from loopguard.exceptions import ConfigurationError, LoopLimitExceeded
 __all__ = ["LoopLimit"]
 
 REMEMBERED = 10_000
-"""Distinct calls that a run remembers."""
+"""Distinct calls that a run remembers at least: the latest."""
 
 
 class LoopLimit:
@@ -53,13 +53,10 @@ class LoopLimit:
         self.strict = strict
         self.timer = timer
 
-    def table(self) -> MutableMapping[Any, _Seen]:
-        """An empty memory."""
-        if self.ttl is None:
-            return OrderedDict()
-        from cachetools import TTLCache
-
-        return TTLCache(REMEMBERED, self.ttl, self.timer)
+    @property
+    def settings(self) -> tuple[object, ...]:
+        """What makes two of them the same: a chain needs only one."""
+        return self.n, self.ignore, self.ttl, self.strict, self.timer
 
     def bind(self, run: Run, tool: Tool) -> _Counts | None:
         """See `Limit`."""
@@ -69,6 +66,14 @@ class LoopLimit:
 
     def __repr__(self) -> str:
         return f"LoopLimit({self.n})"
+
+
+def _memory(limit: LoopLimit) -> MutableMapping[Any, _Seen]:
+    if limit.ttl is None:
+        return {}
+    from cachetools import TTLCache
+
+    return TTLCache(REMEMBERED, limit.ttl, limit.timer)
 
 
 class _Seen:
@@ -93,8 +98,7 @@ class _Counts:
         self.run = run
         self.n = guardrail.n
         self.ignore = guardrail.ignore
-        self.seen = guardrail.table()
-        self.ordered = self.seen if isinstance(self.seen, OrderedDict) else None
+        self.seen = _memory(guardrail)
         self.news = 0
         """Counts the calls never seen before: each sets every older count back."""
         self.floor = 1 if guardrail.n > 1 else 0
@@ -108,6 +112,16 @@ class _Counts:
 
     def _key(self, call: ToolCall) -> Any:
         return call.marks[self] if self.ignore else call.loose
+
+    def _remember(self, key: Any, seen: _Seen) -> None:
+        """Make it the latest; forget the oldest once there are too many, many at once."""
+        memory = self.seen
+        if isinstance(memory, dict):
+            memory.pop(key, None)
+            if len(memory) >= 2 * REMEMBERED:
+                for old in list(islice(memory, REMEMBERED)):
+                    del memory[old]
+        memory[key] = seen
 
     def _count(self, seen: _Seen) -> int:
         return seen.count if seen.news == self.news else min(seen.count, self.floor)
@@ -133,33 +147,26 @@ class _Counts:
         )
 
     def done(self, call: ToolCall, token: Any, result: Any, error: BaseException | None) -> None:
-        key = self._key(call)
-        if self.ordered is not None:
-            seen = self.ordered.get(key)
-        else:
-            with LOCK:
-                seen = self.seen.get(key)
+        key = call.marks[self] if self.ignore else call.loose
         # calls that never repeat pay for no fingerprint of a result
-        result = self._print(call, result, error) if self.n == 2 or (seen is not None and self.n > 1) else None
+        result = self._print(call, result, error) if self.n == 2 or call.repeats else None
         with LOCK:
             seen = self.seen.get(key)
             if seen is None:
                 self.news += 1
                 for run in self.run.chain:
                     run.news += 1
-                self.seen[key] = _Seen(1, self.news, result)
-                if self.ordered is not None and len(self.ordered) > REMEMBERED:
-                    self.ordered.popitem(last=False)
+                if len(self.seen) < REMEMBERED:
+                    self.seen[key] = _Seen(1, self.news, result)
+                else:
+                    self._remember(key, _Seen(1, self.news, result))
                 return
             differs = seen.print is not None and result is not None and seen.print != result
             seen.count = 1 if differs else self._count(seen) + 1
             seen.news = self.news
             if result is not None:
                 seen.print = result
-            if self.ordered is not None:
-                self.ordered.move_to_end(key)
-            else:
-                self.seen[key] = seen  # made again: its time to live starts anew
+            self._remember(key, seen)  # made again: the latest, and its time to live starts anew
 
     def _print(self, call: ToolCall, result: Any, error: BaseException | None) -> Any:
         if error is not None:
@@ -178,14 +185,9 @@ class _StrictCounts(_Counts):
         if seen is None:
             for run in self.run.chain:
                 run.news += 1
-            seen = self.seen[key] = _Seen(0, 0, None)
-            if self.ordered is not None and len(self.ordered) > REMEMBERED:
-                self.ordered.popitem(last=False)
-        elif self.ordered is not None:
-            self.ordered.move_to_end(key)
-        else:
-            self.seen[key] = seen
+            seen = _Seen(0, 0, None)
         seen.count += 1
+        self._remember(key, seen)
         return seen
 
     def undo(self, call: ToolCall, token: _Seen) -> None:

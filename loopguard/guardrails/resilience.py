@@ -70,40 +70,41 @@ class Retry:
     def hook(self, call: ToolCall, proceed: Proceed) -> Steps:
         """The attempts of one call."""
         plan = call.plan
+        result = error = None
         failures = 0
-        while True:
-            try:
-                result = yield from proceed(call)
-            except (ToolCallRefused, ConfigurationError) as exc:
-                plan.finish(call, None, exc)
-                raise
-            except Exception as exc:  # the tool's own failure: what a retry is for
-                failures += 1
-                if failures > self.max_retries or call.items is not None:
-                    plan.finish(call, None, exc)
-                    raise
-                error = exc
-            except BaseException as exc:
-                plan.finish(call, None, exc)
-                raise
-            else:
-                plan.finish(call, result, None)
-                return result
-            yield Sleep(self.seconds(failures))
-            again, refusal = yield from _admit_again(call)
-            if refusal is not None:
-                plan.finish(call, None, error)
-                raise plan.refuse(again, refusal) from error
-            call = again
+        try:
+            while True:
+                try:
+                    result = yield from proceed(call)
+                except BaseException as exc:
+                    error = exc
+                    failures += 1
+                    if failures > self.max_retries or call.items is not None or not _is_failure(exc):
+                        raise
+                else:
+                    error = None
+                    return result
+                yield Sleep(self.seconds(failures))
+                again, refusal = yield from _admit_again(call)
+                if refusal is not None:
+                    raise plan.refuse(again, refusal) from error
+                call = again
+        finally:
+            plan.finish(call, result, error)
 
     def __repr__(self) -> str:
         return f"Retry({self.max_retries})"
 
 
+def _is_failure(error: BaseException | None) -> bool:
+    """Whether the far end failed: not a guardrail's no, a wrong set-up, an interrupt or a cancellation."""
+    return isinstance(error, Exception) and not isinstance(error, ToolCallRefused | ConfigurationError)
+
+
 def _admit_again(call: ToolCall) -> Generator[Effect, Any, tuple[ToolCall, ToolCallRefused | None]]:
     while True:
         again, refusal = call.plan.again(call)
-        if refusal is None or refusal.cure is None or not (yield from refusal.cure(again)):
+        if refusal is None or refusal.cure is None or not (yield from refusal.cure(call)):
             if call.line is not None:
                 call.line.append(again)
             return again, refusal
@@ -162,7 +163,7 @@ class _Window:
             starts.popleft()
         if len(starts) < limit.n:
             return None
-        after = starts[0] + limit.seconds - now
+        after = max(0.001, starts[0] + limit.seconds - now)  # a rounding error is no wait
         reason = (
             f"{call.name} may be called {limit.n} times in {limit.seconds:g} s, and was. "
             f"It was not run; it may be in {after:.1f} s."
@@ -247,11 +248,12 @@ class _Circuit:
             self.probing = False
 
     def done(self, call: ToolCall, token: bool, result: Any, error: BaseException | None) -> None:
-        failed = isinstance(error, Exception) and not isinstance(error, ToolCallRefused | ConfigurationError)
         with LOCK:
             if token:
                 self.probing = False
-            if failed:
+            elif self.opened is not None:
+                return  # it was under way when the circuit opened: only the probe says how things are now
+            if _is_failure(error):
                 self.failures += 1
                 if token or self.failures >= self.breaker.failures:
                     self.opened = self.breaker.timer()

@@ -66,11 +66,11 @@ class _Cap:
         return self.refusal(call, self.run.steps)
 
     def refusal(self, call: ToolCall, value: int) -> MaxStepsExceeded:
-        calls = "1 tool call" if self.n == 1 else f"{self.n} tool calls"
+        calls = "one tool call" if self.n == 1 else f"{self.n} tool calls"
         which = f" of {self.guardrail.which.text}" if self.guardrail.which.text else ""
         reason = (
-            f"{call.name} was not run: the {calls}{which} that {self.run.name!r} allows per {self.guardrail.per} are "
-            f"used up. Answer now with what you have."
+            f"{call.name} was not run: {self.run.name!r} allows {calls}{which} per {self.guardrail.per}, and none is "
+            f"left. Answer now with what you have."
         )
         return MaxStepsExceeded("max_steps", "MaxSteps", call.name, reason, self.n, value, self.run.name, self.run.id)
 

@@ -40,21 +40,46 @@ def survey(body: Mapping[str, Any]) -> Survey:
     tools fetch while they run.
     """
     tools = [tool for tool in body.get("tools") or () if isinstance(tool, Mapping)]
-    own = [tool for tool in tools if str(tool.get("type") or "custom") != "custom"]
-    size, images, ttls = _walk([body.get(name) for name in ("system", "tools", "messages", "output_config")])
-    for control in (body.get("cache_control"), *ttls):
-        if isinstance(control, Mapping):
-            ttls.append(control.get("ttl"))
-    tokens = tokens_of(size) + images * IMAGE_TOKENS + _OVERHEAD + _TOOLS_OVERHEAD * (bool(tools) + len(own))
-    writes = None
-    return Survey(tokens, writes, _uses(own, "web_search"), _uses(own, "web_fetch"))
+    own = [tool for tool in tools if tool.get("type", "custom") != "custom"]
+    size, images, lifetimes = _walk([body.get(name) for name in ("system", "tools", "messages", "output_config")])
+    lifetimes |= _lifetime(body)
+    return Survey(
+        tokens_of(size) + images * IMAGE_TOKENS + _OVERHEAD + _TOOLS_OVERHEAD * (bool(tools) + len(own)),
+        "1h" if "1h" in lifetimes else "5m" if lifetimes else None,
+        _uses(own, "web_search"),
+        _uses(own, "web_fetch"),
+    )
+
+
+def _walk(root: Any) -> tuple[int, int, set[str]]:
+    """Bytes of text, number of images, and lifetimes of cache marks; without recursion, for bodies may be deep."""
+    size = images = 0
+    lifetimes: set[str] = set()
+    todo = [root]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, str):
+            size += len(node) if node.isascii() else len(node.encode("utf-8", "surrogatepass"))
+        elif isinstance(node, Mapping):
+            lifetimes |= _lifetime(node)
+            if node.get("type") == "image":
+                images += 1
+            else:
+                size += sum(len(str(name)) + 4 for name in node)
+                todo.extend(node.values())
+        elif isinstance(node, list | tuple):
+            todo.extend(node)
+        elif node is not None:
+            size += len(str(node))
+    return size, images, lifetimes
+
+
+def _lifetime(node: Mapping[str, Any]) -> set[str]:
+    mark = node.get("cache_control")
+    return {str(mark.get("ttl", "5m"))} if isinstance(mark, Mapping) else set()
 
 
 def _uses(tools: list[Mapping[str, Any]], kind: str) -> int:
     """How often tools of this kind may be used; one without max_uses counts once, for nothing bounds it."""
     uses = (tool.get("max_uses") for tool in tools if str(tool.get("type")).startswith(kind))
     return sum(n if type(n) is int and n > 0 else 1 for n in uses)
-
-
-def _walk(root: Any) -> tuple[int, int, list[Any]]:
-    raise NotImplementedError

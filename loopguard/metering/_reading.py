@@ -23,20 +23,12 @@ def parts(usage: Any, model: str) -> list[tuple[str, Usage]]:
     The total comes first. Iterations that it leaves out, compactions and an advisor's, come after it.
     """
     total = _read(usage)
-    shares = [(model, total)]
+    shares = [(model, replace(total, model_calls=1))]
     iterations = _get(usage, "iterations")
     for entry in iterations if isinstance(iterations, list) else ():
         if _get(entry, "type") in ("compaction", "advisor_message"):
-            other = _get(entry, "model")
-            modes = replace(total, model_calls=None)
-            share = replace(
-                _read(entry),
-                service_tier=modes.service_tier,
-                speed=modes.speed,
-                inference_geo=modes.inference_geo,
-                model_calls=None,
-            )
-            shares.append((other if isinstance(other, str) else model, share))
+            modes = {name: getattr(total, name) for name in ("service_tier", "speed", "inference_geo")}
+            shares.append((_text(entry, "model") or model, replace(_read(entry), **modes)))
     return shares
 
 
@@ -64,7 +56,6 @@ def _read(usage: Any) -> Usage:
         thinking_tokens=_count(_get(usage, "output_tokens_details"), "thinking_tokens"),
         web_searches=_count(served, "web_search_requests"),
         web_fetches=_count(served, "web_fetch_requests"),
-        model_calls=1,
         service_tier=_text(usage, "service_tier"),
         speed=_text(usage, "speed"),
         inference_geo=_text(usage, "inference_geo"),
@@ -182,6 +173,7 @@ class EventReader:
             self._usage.update((name, value) for name, value in usage.items() if value is not None)
 
     def bill(self) -> Bill:
+        self.feed(self._lines.end())
         return Bill(
             self._usage or None,
             self._model,
@@ -200,18 +192,18 @@ class BedrockReader(EventReader):
 
     def __init__(self) -> None:
         super().__init__()
-        self._rest = b""
+        self._frames = b""
 
     def feed(self, chunk: bytes) -> None:
-        self._rest += chunk
-        while len(self._rest) >= 16:
-            size, head = int.from_bytes(self._rest[:4]), int.from_bytes(self._rest[4:8])
-            if size < 16 or len(self._rest) < size:
+        self._frames += chunk
+        while len(self._frames) >= 16:
+            size, head = int.from_bytes(self._frames[:4]), int.from_bytes(self._frames[4:8])
+            if size < 16 or len(self._frames) < size:
                 return
-            payload, self._rest = _json(self._rest[12 + head : size - 4]), self._rest[size:]
+            payload, self._frames = _json(self._frames[12 + head : size - 4]), self._frames[size:]
             try:
                 event = _json(base64.b64decode(_text(payload, "bytes") or ""))
-            except ValueError:
+            except ValueError:  # not base64: a frame of another kind
                 continue
             if isinstance(event, dict):
                 self.event(event)
@@ -233,8 +225,7 @@ class BatchReader:
                 self._on_message(message)
 
     def bill(self) -> Bill:
-        for line in self._lines.split(b"\n"):  # the last line may lack its end
-            self.feed(line + b"\n")
+        self.feed(b"\n")  # the last line may lack its end
         return Bill()
 
 
@@ -260,6 +251,10 @@ class Lines:
         self._rest = lines.pop() if lines and not lines[-1].endswith(b"\n") else b""
         for line in lines:
             yield line.rstrip(b"\r\n")
+
+    def end(self) -> bytes:
+        """What makes a last line complete that ends in CR."""
+        return b"\n" if self._rest.endswith(b"\r") else b""
 
 
 def _json(data: bytes) -> Any:

@@ -15,9 +15,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from loopguard._admission import warn
 from loopguard._amounts import amount, decimal
 from loopguard._usage import Usage
+from loopguard._warn import warn
 from loopguard.exceptions import ConfigurationError
 from loopguard.metering._reading import parts
 
@@ -192,8 +192,10 @@ def _read(path: Path) -> Any:
 
 # -- model ids -------------------------------------------------------------------------------------
 
-_BEDROCK = re.compile(r"(?:(?:us|eu|apac|au|jp|ca|in|us-gov|global|regional)\.)?anthropic\.(.+?)(?:-v\d+(?::\w+)*)?", re.A)
-_DATED = re.compile(r"(.+?)(?:[-@](?:20\d\d(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])|latest|default))?", re.A)
+_BEDROCK = re.compile(
+    r"(?:(?:us|eu|apac|au|jp|ca|in|us-gov|global|regional)\.)?anthropic\.(.+?)(?:-v\d+(?::\w+)*)?", re.ASCII
+)
+_DATED = re.compile(r"(.+?)(?:[-@](?:20\d\d(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])|latest|default))?", re.ASCII)
 
 
 def _base(model: str) -> str:
@@ -266,9 +268,7 @@ def _tariff(prices: Any) -> Tariff:
     found = {name: getattr(prices, key) for name, key in names.items()}
     found = {name: price for name, price in found.items() if price is not None}
     starts = sorted({0, *(tier.start for price in found.values() for tier in getattr(price, "tiers", ()))})
-    return Tariff(
-        tuple((start, _filled({n: amount(_at(p, start), n) for n, p in found.items()})) for start in starts)
-    )
+    return Tariff(tuple((start, _filled({n: amount(_at(p, start), n) for n, p in found.items()})) for start in starts))
 
 
 def _at(price: Any, start: int) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Protocol
 
@@ -18,12 +19,14 @@ class Device(Protocol):
     """A terminal, opened for one question. Its methods raise what `Check` raises, and OSError."""
 
     @property
+    @abstractmethod
     def columns(self) -> int:
         """How many characters a row has."""
 
     def write(self, text: str) -> None:
         """Show it."""
 
+    @abstractmethod
     def line(self) -> str:
         """Wait for a line; EOFError when the input ends."""
 

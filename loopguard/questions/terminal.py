@@ -112,7 +112,7 @@ def _question(call: ToolCall, columns: int) -> str:
         lines += _rows(f"{display(name)} = {display_value(value)}", columns - 7)
     if not call.run.outside:
         lines.append(f"run: {display(call.run.name, 200)} ({display(call.run.id)}){_iteration(call)}")
-    if call.estimate:
+    if isinstance(call, ToolCall) and call.estimate:  # or a budget asks to be extended, in the shape of a call
         lines.append(f"cost: at most {', '.join(money(amount, unit) for unit, amount in call.estimate)}")
     return "\n".join([*lines, ""])
 

@@ -29,6 +29,7 @@ __all__ = [
     "end_failed",
     "end_ok",
     "end_refused",
+    "of_refusal",
     "provider_is_set",
     "sanitise",
     "start_span",
@@ -123,7 +124,7 @@ def end_refused(
 ) -> None:
     """End the span of a refused call: an error of the refusal's code, described by its reason."""
     if span.is_recording():
-        _end(span, _reason(refusal), end_time_ns, {**_of_refusal(refusal), **(attributes or {})})
+        _end(span, _reason(refusal), end_time_ns, {**of_refusal(refusal), **(attributes or {})})
 
 
 def end_failed(
@@ -187,7 +188,7 @@ def _end(span: Span, error: str | None, end_time_ns: int | None, attributes: Map
         _log.debug("ending a span failed", exc_info=True)
 
 
-def _of_refusal(refusal: ToolCallRefused) -> dict[str, Any]:
+def of_refusal(refusal: ToolCallRefused) -> dict[str, Any]:
     return {
         names.ERROR_TYPE: refusal.code,
         names.GUARDRAIL_NAME: refusal.guardrail,

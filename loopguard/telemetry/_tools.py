@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from opentelemetry.trace import Span
+from opentelemetry.trace import Span, get_current_span
 
 from loopguard._admission import Admission
 from loopguard._amounts import decimal
@@ -21,16 +22,17 @@ class ToolSpans:
 
     attach = staticmethod(spans.attach)
     detach = staticmethod(spans.detach)
+    current = staticmethod(get_current_span)
 
     def open(self, plan: Admission, call: ToolCall, start_ns: int) -> Span:
         """The span of this call."""
         if plan.attributes is None:
             plan.attributes = self._fixed(plan)
         attributes = {**plan.attributes, names.TOOL_CALL_ID: call.id}
-        if call.step:
-            attributes[names.STEP_INDEX] = call.step
-        if call.repeats:
-            attributes[names.CALL_REPEAT_COUNT] = call.repeats
+        if plan.proceed is None:  # the decision has been made; else `close` tells
+            attributes.update(self._counted(call))
+            if call.step:
+                attributes.update(self._cost(call.tool.cost))
         if spans.capture_content():
             attributes[names.TOOL_CALL_ARGUMENTS] = spans.content(call.arguments_or_raw())
         return spans.start_tool_span(plan.name, attributes, start_ns)
@@ -47,23 +49,42 @@ class ToolSpans:
         steps = [cap.n for run in plan.chain for cap in run.caps if cap.unit == "steps" and not cap.partial]
         if steps:
             fixed[names.STEP_LIMIT] = min(steps)
-        for unit, exact in plan.tool.cost:
-            if unit == "usd":
-                fixed[names.CALL_COST] = float(decimal(exact))
-                fixed[names.CALL_COST_CURRENCY] = "USD"
         return fixed
 
-    def close(self, span: Span, plan: Admission, call: ToolCall, error: BaseException | None) -> None:
+    @staticmethod
+    def _counted(call: ToolCall) -> dict[str, Any]:
+        counted: dict[str, Any] = {}
+        if call.step:
+            counted[names.STEP_INDEX] = call.step
+        if call.repeats:
+            counted[names.CALL_REPEAT_COUNT] = call.repeats
+        return counted
+
+    @staticmethod
+    def _cost(amounts: Iterable[tuple[str, int]]) -> dict[str, Any]:
+        return {
+            name: value
+            for unit, exact in amounts
+            if unit == "usd"
+            for name, value in ((names.CALL_COST, float(decimal(exact))), (names.CALL_COST_CURRENCY, "USD"))
+        }
+
+    def close(
+        self, span: Span, plan: Admission, call: ToolCall, error: BaseException | None, result: Any = None
+    ) -> None:
         """End the span as the call ended."""
         if not span.is_recording():
             return
         late: dict[str, Any] = {}
-        if call.reported and "usd" in call.reported:
-            late[names.CALL_COST] = float(decimal(call.reported["usd"]))
-            late[names.CALL_COST_CURRENCY] = "USD"
+        if plan.proceed is not None:
+            late.update(self._counted(call))
+            if call.started:
+                late.update(self._cost(call.tool.cost))
+        if call.charged is not None:
+            late.update(self._cost({**dict.fromkeys(dict(call.estimate), 0), **call.charged}.items()))
         for refusal in call.observed or ():
             late[names.GUARDRAIL_NAME] = refusal.guardrail
-            late[names.VERDICT_TYPE] = "warn"
+            late[names.VERDICT_TYPE] = names.WARN
             late[names.VERDICT_REASON] = refusal.code
         if isinstance(error, ToolCallRefused) and not call.started:
             late.update(self._budget(plan, error))
@@ -71,8 +92,11 @@ class ToolSpans:
         elif error is not None and not isinstance(error, GeneratorExit):
             spans.end_failed(span, error, call.ended_ns, late)
         else:
-            if call.result is not None and spans.capture_content():
-                late[names.TOOL_CALL_RESULT] = spans.content(call.result)
+            if call.refused is not None:  # a hook answered in its place
+                late.update(self._budget(plan, call.refused))
+                late.update(spans.of_refusal(call.refused))
+            if result is not None and spans.capture_content():
+                late[names.TOOL_CALL_RESULT] = spans.content(result)
             spans.end_ok(span, call.ended_ns, late)
 
     @staticmethod

@@ -128,6 +128,8 @@ class Clock:
 
 def _snapshot(call: ToolCall) -> ToolCall:
     """The call as it is now, whatever becomes of its arguments."""
+    if not isinstance(call, ToolCall):  # a budget that asks to be extended, in the shape of a call
+        return call
     return call.replace(arguments=structural_copy(call.arguments))
 
 

@@ -149,6 +149,22 @@ say(improve.run("x").value)
     )
 
 
+def test_a_budget_can_be_extended_at_the_terminal(person: Callable[..., Person]) -> None:
+    """The terminal answers for a budget that asks to be extended, too."""
+    someone = person("""
+from loopguard import Budget
+pay = tool(cost=1, name="pay")(lambda order: f"paid {order}")
+with Guard(Budget(usd=1, extend=ask_in_terminal, extend_by=2)).scope():
+    pay("A-1")
+    say(outcome(pay, "A-2"))
+""")
+    code = someone.code()
+    assert "may extend_budget run?" in someone.shown
+    assert "extend_by = Decimal('2')" in someone.shown
+    someone.types(f"{code}\n")
+    assert someone.hears() == ["paid A-2"]
+
+
 @pytest.mark.parametrize("typed", ["y", "yes", "", "true", "abcd efgh"])
 def test_anything_but_the_code_asks_again(person: Callable[..., Person], typed: str) -> None:
     """A stray yes, an empty line or a wrong code neither approves nor denies."""

@@ -15,6 +15,7 @@ from opentelemetry import trace
 from loopguard import (
     Approval,
     ApproveTool,
+    Budget,
     Guard,
     LoopLimit,
     LoopLimitExceeded,
@@ -29,7 +30,6 @@ from loopguard._config import settings
 from loopguard._events import QuestionAnswered, QuestionAsked, RunEnded, RunStarted, ToolRefused
 from loopguard.exceptions import ConfigurationError, LoopGuardWarning
 from loopguard.testing import Clock, Desk, ScriptedApprover, capture
-
 from tests.conftest import Colour
 
 
@@ -107,6 +107,20 @@ def test_a_question_is_kept_as_it_was_asked() -> None:
 
     add([1])
     assert script.calls[0].arguments == {"items": [1]}
+
+
+def test_a_script_answers_a_budget_that_asks_to_be_extended() -> None:
+    """The question of `Budget(extend=…)` has the name extend_budget, and is answered like any other."""
+    script = ScriptedApprover({"extend_budget": [True, False]})
+
+    @tool(cost=1)
+    def search(query: str) -> str:
+        return query
+
+    with Guard(Budget(usd=1, extend=script, extend_by=1)).scope():
+        assert [outcome(search, query) for query in "ab"] == ["a", "b"]
+        assert outcome(search, "c")[0] == "budget"
+    assert [call.arguments["for_tool"] for call in script.calls] == ["search", "search"]
 
 
 # -- Desk ------------------------------------------------------------------------------------------

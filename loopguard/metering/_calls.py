@@ -1,0 +1,307 @@
+"""One model call of a run: admitted and reserved before it is sent, settled once after."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from opentelemetry.trace import SpanKind
+
+from loopguard import _events as events
+from loopguard._admission import book, latched, ring
+from loopguard._amounts import SCALE, decimal, decimals, plain
+from loopguard._call import new_id
+from loopguard._halting import check_halted, end_row, note_refusal
+from loopguard._pipeline import LOCK
+from loopguard._run import Run
+from loopguard._usage import Usage
+from loopguard.budgets.budget import Budget
+from loopguard.exceptions import BudgetExceeded, ToolCallRefused
+from loopguard.metering._estimates import Survey
+from loopguard.metering._reading import Bill, parts
+from loopguard.metering.prices import PriceSource, cost_of, tariff_for
+from loopguard.telemetry import _constants as names
+from loopguard.telemetry import _spans as spans
+
+__all__ = ["ModelCall"]
+
+_BOOKED = (
+    "tokens",
+    "input_tokens",
+    "output_tokens",
+    "cache_read_tokens",
+    "cache_write_5m_tokens",
+    "cache_write_1h_tokens",
+    "thinking_tokens",
+    "web_searches",
+    "web_fetches",
+    "model_calls",
+)
+"""The units that a call is booked in, beside usd: the numbers of a Usage."""
+
+
+class ModelCall:
+    """An attempt to send a request: `reserve`, `admit`, then `received`, `released` or `lost`: the first one counts."""
+
+    def __init__(self, run: Run, model: str, prices: PriceSource) -> None:
+        self.id = new_id("model")
+        self.run = run
+        self.name = model
+        self.prices = prices
+        self.reserved: dict[str, int] = {}
+        self.unpriced = False
+        self.started = time.perf_counter()
+        self._max_tokens = 0
+        self._worst = Usage()
+        self._open = True
+        self.span: Any = None
+
+    # -- before ----------------------------------------------------------------------------------
+
+    def reserve(self, body: Mapping[str, Any], survey: Survey) -> None:
+        """Work out the most that the call may cost: its input and max_tokens of output."""
+        limit = body.get("max_tokens")
+        self._max_tokens = limit if type(limit) is int and limit > 0 else 0
+        tokens = survey.input_tokens
+        self._worst = Usage(
+            tokens=tokens + self._max_tokens,
+            input_tokens=tokens,
+            output_tokens=self._max_tokens,
+            cache_write_5m_tokens=tokens if survey.writes_cache == "5m" else None,
+            cache_write_1h_tokens=tokens if survey.writes_cache == "1h" else None,
+            web_searches=survey.web_searches or None,
+            web_fetches=survey.web_fetches or None,
+            model_calls=1,
+            speed=body.get("speed"),
+            inference_geo=body.get("inference_geo"),
+        )
+        # the split of the input only makes it dearer: nothing is reserved in the units of the cache
+        known = replace(self._worst, cache_write_5m_tokens=None, cache_write_1h_tokens=None)
+        self.reserved = _amounts_of(known)
+        usd = self._usd(self._max_tokens)
+        if usd is None:
+            self.unpriced = True
+        else:
+            self.reserved["usd"] = usd
+
+    def _usd(self, output: int) -> int | None:
+        tariff = tariff_for(self.prices, self.name, self._worst)
+        return None if tariff is None else tariff.cost(replace(self._worst, output_tokens=output))
+
+    def admit(self) -> ToolCallRefused | None:
+        """Reserve on every run of the chain at once; or give the refusal of the first that says no, nothing taken."""
+        chain = self.run.chain
+        check_halted(chain)
+        observed: list[ToolCallRefused] = []
+        with LOCK:
+            refusal = latched(chain, self.name) or self._over(observed)
+            if refusal is None:
+                for run in chain:
+                    run.turn += 1
+                    for unit, exact in self.reserved.items():
+                        run.cell(unit).reserved += exact
+        for one in observed:
+            self._tell_refused(one, observed=True)
+        if refusal is not None:
+            return refusal
+        root = chain[0]
+        if root.restless and root.last_refusal is root.last_model_refusal:
+            end_row(chain)
+        if not spans.chat_is_traced():
+            self.span = spans.start_span(f"{names.CHAT} {self.name}", self._attributes(), SpanKind.CLIENT)
+        return None
+
+    def _caps(self) -> Iterator[tuple[bool, Budget, Any]]:
+        """(whether it is enforced, budget, cap), outermost run first."""
+        for run in self.run.chain:
+            for guard in (*run.guards, *run.adopted):
+                for guardrail in guard.guardrails:
+                    if isinstance(guardrail, Budget):
+                        for cap in guardrail.caps(run):
+                            yield guard.mode != "observe", guardrail, cap
+
+    def _over(self, observed: list[ToolCallRefused]) -> ToolCallRefused | None:
+        for enforced, budget, cap in self._caps():
+            refusal: ToolCallRefused | None = None
+            exact = self.reserved.get(cap.unit, 0)
+            if cap.unit == "usd" and self.unpriced:
+                if budget.on_unknown_price == "refuse":
+                    refusal = self._unknown_price(cap)
+            elif exact and cap.used() + exact > cap.limit:
+                refusal = cap.refusal(self, exact, self._advice(cap))
+            elif not exact and cap.unit in _BOOKED and cap.used() >= cap.limit:
+                refusal = cap.refusal(self, SCALE, self._advice(cap))
+            if refusal is not None and enforced:
+                return refusal
+            if refusal is not None:
+                observed.append(refusal)
+        return None
+
+    def _unknown_price(self, cap: Any) -> BudgetExceeded:
+        reason = (
+            f"the price of the model {self.name} is unknown, and run {cap.run.name!r} has a budget of "
+            f"{plain(cap.limit, 'usd')}. It was not called: use another model, or give its price, PriceBook({{…}})"
+        )
+        return BudgetExceeded(
+            "unknown_price", "Budget", self.name, reason, decimal(cap.limit), None, cap.run.name, cap.run.id
+        )
+
+    def _advice(self, cap: Any) -> str:
+        if cap.unit not in ("usd", "tokens", "input_tokens", "output_tokens"):
+            return "It was not sent: answer with what you have."
+        fits = min((self._fits(cap) for enforced, _, cap in self._caps() if enforced), default=0)
+        if 0 < fits < self._max_tokens:
+            return f"It was not sent: lower max_tokens from {self._max_tokens} to {fits}, or answer with what you have."
+        return "It was not sent: not even its input fits. Shorten it, or answer with what you have."
+
+    def _fits(self, cap: Any) -> int:
+        """The max_tokens that would fit under this cap, 0 where none would."""
+        most, worst = self._max_tokens, 10**6
+        if cap.unit == "usd":
+            base, high = self._usd(0) or 0, self._usd(worst) or 0
+        else:
+            base = self.reserved.get(cap.unit, 0)
+            high = base
+            if cap.unit in ("tokens", "output_tokens"):
+                base -= most * SCALE
+                high = base + worst * SCALE
+        left = cap.limit - cap.used() - base
+        if left < 0:
+            return 0
+        return most if high == base else min(most, left * worst // (high - base))
+
+    def refuse(self, refusal: ToolCallRefused) -> ToolCallRefused:
+        """Book the refusal; the caller raises it."""
+        chain = self.run.chain
+        for run in chain:
+            run.refusals += 1
+        note_refusal(chain, refusal)
+        chain[0].last_model_refusal = refusal
+        self._tell_refused(refusal, observed=False)
+        if not spans.chat_is_traced():
+            span = spans.start_span(f"{names.CHAT} {self.name}", self._attributes(), SpanKind.CLIENT)
+            spans.end_refused(span, refusal)
+        return refusal
+
+    def _tell_refused(self, refusal: ToolCallRefused, observed: bool) -> None:
+        self.run.emit(
+            events.ToolRefused,
+            call_id=self.id,
+            tool=self.name,
+            arguments={"max_tokens": self._max_tokens},
+            code=refusal.code,
+            guardrail=refusal.guardrail,
+            reason=refusal.reason,
+            limit=refusal.limit,
+            value=refusal.value,
+            owner_id=refusal.run_id,
+            observed=observed,
+        )
+
+    # -- after -----------------------------------------------------------------------------------
+
+    def received(self, bill: Bill, error: BaseException | None = None) -> None:
+        """Settle at what the response told; where it was cut, at no less than the content received is worth."""
+        if bill.failed:
+            return self.released(error)
+        model = bill.model if self.unpriced and bill.model else self.name
+        shares = [] if bill.usage is None else parts(bill.usage, model)
+        if not shares or shares[0][1].tokens is None:
+            return self.lost(error)
+        if bill.partial:
+            received = min(bill.content_tokens, self._max_tokens)
+            shares[0] = model, _at_least(shares[0][1], received)
+        usage = Usage()
+        for _, share in shares:
+            usage += share
+        usd = cost_of(self.prices, shares)
+        charged = _amounts_of(usage)
+        if usd is not None:
+            charged["usd"] = usd
+        elif "usd" in self.reserved:  # it ran in a mode, or asked a model, whose price is unknown
+            charged["usd"] = self.reserved["usd"]
+        return self._settle(charged, usage, usd, bill.partial, error, bill.model)
+
+    def lost(self, error: BaseException | None = None) -> None:
+        """It was sent, and nobody knows what became of it: settle at the reservation."""
+        usd = self.reserved.get("usd")
+        self._settle(self.reserved, Usage(model_calls=1), usd, True, error)
+
+    def released(self, error: BaseException | None = None) -> None:
+        """It never arrived, or the API refused it: it costs nothing."""
+        self._settle({}, Usage(), 0, False, error)
+
+    def _settle(
+        self,
+        charged: dict[str, int],
+        usage: Usage,
+        usd: int | None,
+        partial: bool,
+        error: BaseException | None,
+        model: str | None = None,
+    ) -> None:
+        chain = self.run.chain
+        with LOCK:
+            if not self._open:
+                return
+            self._open = False
+            book(chain, self.reserved, charged)
+            if usd is None:
+                for run in chain:
+                    run.unknown_cost = True
+        ring(chain[0])
+        cost = None if usd is None else decimal(usd)
+        self.run.emit(
+            events.ModelCalled,
+            call_id=self.id,
+            model=self.name,
+            usage=usage,
+            charged=decimals(charged),
+            cost=cost,
+            partial=partial,
+            error=error,
+            duration=max(0.0, time.perf_counter() - self.started),
+        )
+        if self.span is not None and self.span.is_recording():
+            attributes = {names.RESPONSE_MODEL: model, **_span_usage(usage)}
+            if cost is not None:
+                attributes |= {names.CALL_COST: cost, names.CALL_COST_CURRENCY: "USD"}
+            if error is None:
+                spans.end_ok(self.span, attributes=attributes)
+            else:
+                spans.end_failed(self.span, error, attributes=attributes)
+
+    # -- spans -----------------------------------------------------------------------------------
+
+    def _attributes(self) -> dict[str, Any]:
+        return {
+            names.OPERATION_NAME: names.CHAT,
+            names.PROVIDER_NAME: names.ANTHROPIC,
+            names.REQUEST_MODEL: self.name,
+            names.RUN_ID: self.run.id,
+        }
+
+
+def _amounts_of(usage: Usage) -> dict[str, int]:
+    """{unit: exact} of what is known; what is unknown is not 0."""
+    known = {unit: getattr(usage, unit) for unit in _BOOKED}
+    return {unit: count * SCALE for unit, count in known.items() if count is not None}
+
+
+def _at_least(usage: Usage, output: int) -> Usage:
+    """The usage with no less output than this."""
+    more = max(0, output - (usage.output_tokens or 0))
+    return replace(usage, output_tokens=(usage.output_tokens or 0) + more, tokens=(usage.tokens or 0) + more)
+
+
+def _span_usage(usage: Usage) -> dict[str, Any]:
+    written = (usage.cache_write_5m_tokens, usage.cache_write_1h_tokens)
+    return {
+        names.USAGE_INPUT_TOKENS: usage.input_tokens,
+        names.USAGE_OUTPUT_TOKENS: usage.output_tokens,
+        names.USAGE_CACHE_READ_INPUT_TOKENS: usage.cache_read_tokens,
+        names.USAGE_CACHE_WRITE_INPUT_TOKENS: None if None in written else sum(filter(None, written)),
+        names.USAGE_REASONING_OUTPUT_TOKENS: usage.thinking_tokens,
+    }

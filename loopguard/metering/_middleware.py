@@ -1,0 +1,219 @@
+"""The middleware that meters: it sees every HTTP attempt of the anthropic SDK, sync and async."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+import httpx2
+from anthropic import APIConnectionError, Middleware
+
+from loopguard._drivers import drive_async, drive_sync
+from loopguard._pipeline import Ask, Effect, Steps
+from loopguard._run import Run, current_run
+from loopguard.metering._calls import ModelCall
+from loopguard.metering._estimates import survey
+from loopguard.metering._reading import BatchReader, Bill, Reader, reader_for
+from loopguard.metering.prices import PriceSource
+from loopguard.telemetry._spans import attach, detach
+
+__all__ = ["Meter"]
+
+_UNSENT = (
+    httpx2.ConnectError,
+    httpx2.ConnectTimeout,
+    httpx2.PoolTimeout,
+    httpx2.ProxyError,
+    httpx2.UnsupportedProtocol,
+    httpx2.LocalProtocolError,
+)
+_COUNTED = ("messages", "model", "system", "thinking", "tool_choice", "tools", "mcp_servers", "output_config")
+"""What of a request's body count_tokens takes."""
+
+
+class Meter(Middleware):
+    """See `meter`."""
+
+    def __init__(self, prices: PriceSource, estimate: Any) -> None:
+        self.prices = prices
+        self.estimate = estimate
+
+    def handle(self, request: Any, call_next: Callable[[Any], Any]) -> Any:
+        steps = self._steps(request, call_next)
+        return call_next(request) if steps is None else drive_sync(steps)
+
+    async def handle_async(self, request: Any, call_next: Callable[[Any], Any]) -> Any:
+        steps = self._steps(request, call_next)
+        return await (call_next(request) if steps is None else drive_async(steps))
+
+    def _steps(self, request: Any, send: Callable[[Any], Any]) -> Steps | None:
+        """How this request is metered; None if it isn't."""
+        run = current_run()
+        if run is None:
+            return None
+        path = request.url.partition("?")[0]
+        if path.endswith("/v1/messages") and request.method.lower() == "post":
+            return self._message(request, send, run)
+        if path.endswith("/results") and "/v1/messages/batches/" in path:
+            return self._batch(request, send, run)
+        return None
+
+    def _message(self, request: Any, send: Callable[[Any], Any], run: Run) -> Steps:
+        body = request.json if isinstance(request.json, Mapping) else {}
+        call = ModelCall(run, str(body.get("model", "")), self.prices)
+        seen = survey(body)
+        if callable(self.estimate):
+            seen = seen._replace(input_tokens=(yield Ask(self.estimate, body)))
+        elif self.estimate is not None:
+            seen = seen._replace(input_tokens=(yield from _counted(request, send, body)) or seen.input_tokens)
+        call.reserve(body, seen)
+        while refusal := call.admit():
+            if refusal.cure is None or not (yield from refusal.cure(call)):
+                raise call.refuse(refusal)
+        token = attach(call.span) if call.span is not None else None
+        try:
+            response = yield Ask(send, request)
+        except BaseException as exc:
+            (call.lost if _sent(exc) else call.released)(exc)
+            raise
+        finally:
+            detach(token)
+        http = getattr(response, "http_response", None)
+        if http is None or not http.is_success:  # answered by another middleware, or refused by the API
+            call.released()
+        else:
+            _watch(http, reader_for(http.headers.get("content-type", "")), call.received)
+        return response
+
+    def _batch(self, request: Any, send: Callable[[Any], Any], run: Run) -> Steps:
+        """Results of a batch are charged while they are read, each once in a tree of runs."""
+        charged: set[Any] = run.root.slot(BatchReader, set)
+        for one in run.chain:
+            list(one.caps)  # made now where no call has made them: budgets watch from then on
+
+        def charge(message: dict[str, Any]) -> None:
+            if message.get("id") not in charged:
+                charged.add(message.get("id"))
+                call = ModelCall(run, str(message.get("model", "")), self.prices)
+                call.received(Bill(message.get("usage"), partial=False))
+
+        response = yield Ask(send, request)
+        http = getattr(response, "http_response", None)
+        if http is not None and http.is_success:
+            _watch(http, BatchReader(charge), lambda bill, error: None)
+        return response
+
+
+def _counted(request: Any, send: Callable[[Any], Any], body: Mapping[str, Any]) -> Generator[Effect, Any, int | None]:
+    """The number of input tokens that the API counts; None where it doesn't say."""
+    path, mark, query = request.url.partition("?")
+    counting = request.copy(
+        url=f"{path}/count_tokens{mark}{query}", body={name: body[name] for name in _COUNTED if name in body}
+    )
+    counting.stream, counting.stream_cls, counting.cast_to = False, None, object
+    try:
+        response = yield Ask(send, counting)
+        counted = response.http_response.json()["input_tokens"]
+    except Exception:  # whatever is wrong, the call itself will show it
+        return None
+    return counted if type(counted) is int else None
+
+
+def _sent(exc: BaseException) -> bool:
+    """Whether the request may have reached the API before this was raised."""
+    seen: set[int] = set()
+    cause: BaseException | None = exc
+    while cause is not None and id(cause) not in seen:
+        if isinstance(cause, _UNSENT):
+            return False
+        if isinstance(cause, httpx2.RequestError):
+            return True
+        seen.add(id(cause))
+        cause = cause.__cause__ or cause.__context__
+    # cancelled or interrupted while it was under way, or broken in a way that httpx2 doesn't know; what other
+    # errors there are come from preparing the request
+    return isinstance(exc, APIConnectionError) or not isinstance(exc, Exception)
+
+
+# -- bodies ----------------------------------------------------------------------------------------
+
+
+def _watch(http: httpx2.Response, reader: Reader, settle: Callable[[Bill, BaseException | None], None]) -> None:
+    """Have the body read along, now if it is here, else while the caller reads it."""
+    try:
+        content = http.content
+    except httpx2.ResponseNotRead:
+        # a response of its own, so that httpx2 decodes what is compressed before we and the caller see it
+        source = httpx2.Response(http.status_code, headers=http.headers, stream=http.stream, request=http.request)
+        watched = _AsyncBody if isinstance(http.stream, httpx2.AsyncByteStream) else _SyncBody
+        http.stream = watched(source, reader, settle)
+        http.headers.pop("content-encoding", None)
+    else:
+        reader.feed(content)
+        settle(reader.bill(), None)
+
+
+class _Body:
+    """A body that is read along; however its reading ends, that is settled once."""
+
+    def __init__(
+        self, source: httpx2.Response, reader: Reader, settle: Callable[[Bill, BaseException | None], None]
+    ) -> None:
+        self._source = source
+        self._reader = reader
+        self._settle = settle
+        self._open = True
+
+    @property
+    def elapsed(self) -> Any:
+        """Response.elapsed looks for it here."""
+        return getattr(self._source.stream, "elapsed", None)
+
+    def _feed(self, chunk: bytes) -> None:
+        if self._open:
+            self._reader.feed(chunk)
+            if self._reader.done:
+                self._end()
+
+    def _end(self, error: BaseException | None = None) -> None:
+        if self._open:
+            self._open = False
+            left = isinstance(error, GeneratorExit)  # the caller has read enough
+            self._settle(self._reader.bill(), None if left else error)
+
+    def __del__(self) -> None:
+        self._end()
+
+
+class _SyncBody(_Body, httpx2.SyncByteStream):
+    def __iter__(self) -> Iterator[bytes]:
+        try:
+            for chunk in self._source.iter_bytes():
+                self._feed(chunk)
+                yield chunk
+        except BaseException as exc:
+            self._end(exc)
+            raise
+        self._end()
+
+    def close(self) -> None:
+        self._end()
+        self._source.close()
+
+
+class _AsyncBody(_Body, httpx2.AsyncByteStream):
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        try:
+            async with aclosing(self._source.aiter_bytes()) as chunks:
+                async for chunk in chunks:
+                    self._feed(chunk)
+                    yield chunk
+        except BaseException as exc:
+            self._end(exc)
+            raise
+        self._end()
+
+    async def aclose(self) -> None:
+        self._end()
+        await self._source.aclose()
