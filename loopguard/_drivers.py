@@ -201,7 +201,7 @@ async def _perform_async(effect: Effect) -> Any:
 def _check_sleep(effect: Any) -> None:
     if not isinstance(effect, Sleep):
         raise ConfigurationError(
-            f"a hook yielded {effect!r}: say `result = yield from proceed(call)`, or yield an effect of loopguard.typing"
+            f"a hook yielded {effect!r}: say `result = yield from proceed(call)`, or yield an effect (loopguard.typing)"
         )
 
 
@@ -298,7 +298,8 @@ def _close(steps: Steps) -> None:
     """Close a pipeline, though its hooks may answer that by asking for more."""
     for _ in range(10):
         try:
-            return steps.close()
+            steps.close()
+            return
         except RuntimeError:  # it ignored GeneratorExit
             pass
 

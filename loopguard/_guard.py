@@ -753,7 +753,7 @@ def _error_result(use: ToolUse, exc: Exception) -> dict[str, Any]:
 def _wind_down(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
     run = current_run()
     if run is not None and results and run.nearly_done():
-        note = f"{run.brief()} Little is left: finish now with what you have."
+        note = f"{run.brief()} Little is left: finish now with what you have.".lstrip()
         content = results[-1]["content"]
         if isinstance(content, str):
             results[-1]["content"] = f"{content}\n\n{note}" if content else note

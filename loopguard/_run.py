@@ -186,7 +186,8 @@ class Run:
     @property
     def usage(self) -> Usage:
         """Tokens and model calls of this run and its children: a view of the same book."""
-        return Usage(**{unit: self.cells[unit].spent // SCALE for unit in _USAGE if unit in self.cells})
+        counted: dict[str, Any] = {unit: self.cells[unit].spent // SCALE for unit in _USAGE if unit in self.cells}
+        return Usage(**counted)
 
     @property
     def cost(self) -> Decimal | None:

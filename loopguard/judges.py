@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Callable
 from typing import Any
 
+from loopguard._call import ASYNC, colour_of
 from loopguard._config import settings
 from loopguard._json import parse_json
 from loopguard._outcomes import Verdict
@@ -87,6 +88,11 @@ class AnthropicJudge:
         """The model that will be asked."""
         return self._model or settings.judge_model or os.environ.get("LOOPGUARD_JUDGE_MODEL") or DEFAULT_MODEL
 
+    @property
+    def is_async(self) -> bool:
+        """Whether its verdicts are to be awaited."""
+        return inspect.iscoroutinefunction(getattr(self._client, "close", None))
+
     def prepare(self) -> None:
         """Find a missing key before the first iteration, not after money was spent."""
         if self._metered is None:
@@ -95,8 +101,7 @@ class AnthropicJudge:
             from loopguard.metering import meter
 
             client = self._client if self._client is not None else Anthropic()
-            known = (getattr(client, name, None) for name in ("api_key", "auth_token", "credentials", "custom_auth"))
-            if self._client is None and not any(value is not None for value in known):
+            if not _has_key(client):
                 raise ConfigurationError(
                     "until_llm needs a model to ask, and there is no key for it: set ANTHROPIC_API_KEY, or give "
                     "judge=AnthropicJudge(client=…) or any function (question, state) as judge="
@@ -117,6 +122,17 @@ class AnthropicJudge:
         return _read_later(reply) if inspect.isawaitable(reply) else _read_message(_body(reply))
 
 
+def _has_key(client: Any) -> bool:
+    """Whether the SDK will find something to identify itself with; Bedrock's and Vertex's clients have other ways."""
+    from anthropic import Anthropic, AsyncAnthropic
+
+    if type(client) not in (Anthropic, AsyncAnthropic):
+        return True
+    known = (getattr(client, name, None) for name in ("api_key", "auth_token", "credentials", "custom_auth"))
+    sent = {name.lower() for name in client.default_headers}
+    return any(value is not None for value in known) or bool(sent & {"authorization", "x-api-key"})
+
+
 async def _read_later(reply: Any) -> Verdict:
     raw = await reply
     body = _body(raw)
@@ -134,8 +150,11 @@ def _read_message(body: str) -> Verdict:
         blocks = [block for block in message["content"] if block["type"] not in ("thinking", "redacted_thinking")]
     except (ValueError, TypeError, KeyError) as exc:
         return Verdict(None, f"the judge's reply can't be read: {exc}")
-    if message.get("stop_reason") == "refusal":
-        return Verdict(None, "the judge refused to answer")
+    stop = message.get("stop_reason")
+    if stop not in ("tool_use", "end_turn"):
+        return Verdict(
+            None, "the judge refused to answer" if stop == "refusal" else f"the judge was cut off: {str(stop)[:80]}"
+        )
     if not blocks:
         return Verdict(None, "the judge's reply is empty")
     if len(blocks) != 1 or blocks[0]["type"] != "tool_use" or blocks[0].get("name") != "verdict":
@@ -161,6 +180,11 @@ class TextJudge:
             raise ConfigurationError(f"TextJudge({complete!r}): give a function from a prompt to the model's text")
         self._complete = complete
 
+    @property
+    def is_async(self) -> bool:
+        """Whether its verdicts are to be awaited."""
+        return colour_of(self._complete) == ASYNC
+
     def __call__(self, question: str, state: Any) -> Any:
         """The Verdict; for an async `complete`, an awaitable of it."""
         prompt = f"{_SYSTEM}\n\n{_delimited(question, state)}\n\nAnswer the question with one word: yes or no."
@@ -172,7 +196,7 @@ async def _read_text_later(said: Any) -> Verdict:
     return _read_text(await said)
 
 
-_YES_OR_NO = re.compile(r"""\s*[*_`"']*\s*(yes|no)\s*[.!]?\s*[*_`"']*\s*[.!]?\s*""", re.IGNORECASE | re.ASCII)
+_YES_OR_NO = re.compile(r"\s*(\*{0,3})(yes|no)(?:\.?\1|\1\.)\s*", re.IGNORECASE | re.ASCII)
 
 
 def _read_text(said: Any) -> Verdict:
@@ -182,4 +206,4 @@ def _read_text(said: Any) -> Verdict:
     found = _YES_OR_NO.fullmatch(said)
     if found is None:
         return Verdict(None, f"the judge answered neither yes nor no: {json.dumps(said[:200])}")
-    return Verdict(found[1].lower() == "yes")
+    return Verdict(found[2].lower() == "yes")

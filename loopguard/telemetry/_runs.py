@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from loopguard._outcomes import StopReason
+from loopguard._outcomes import StopReason, Verdict
 from loopguard._run import Run
 from loopguard.telemetry import _constants as names
 from loopguard.telemetry import _spans as spans
@@ -64,6 +64,11 @@ class IterationSpan:
             f"{names.LOOP_ITERATION} {run.name}", {names.LOOP_ITERATION_NUMBER: run.iteration, names.RUN_ID: run.id}
         )
         self._token = spans.attach(self.span)
+
+    def evaluated(self, by: str, verdict: Verdict) -> None:
+        """A judge or an evaluator spoke."""
+        label = {True: "pass", False: "fail", None: "undecided"}[verdict.passed]
+        spans.add_evaluation(self.span, by, label, explanation=verdict.reason)
 
     def end(self, satisfied: bool | None, error: BaseException | None) -> None:
         """End it; an error only if the iteration raised."""

@@ -124,7 +124,8 @@ def end_refused(
 ) -> None:
     """End the span of a refused call: an error of the refusal's code, described by its reason."""
     if span.is_recording():
-        _end(span, _reason(refusal), end_time_ns, {**of_refusal(refusal), **(attributes or {})})
+        told = {names.ERROR_TYPE: refusal.code, **of_refusal(refusal)}
+        _end(span, _reason(refusal), end_time_ns, {**told, **(attributes or {})})
 
 
 def end_failed(
@@ -189,8 +190,8 @@ def _end(span: Span, error: str | None, end_time_ns: int | None, attributes: Map
 
 
 def of_refusal(refusal: ToolCallRefused) -> dict[str, Any]:
+    """The decision of the guardrail that refused."""
     return {
-        names.ERROR_TYPE: refusal.code,
         names.GUARDRAIL_NAME: refusal.guardrail,
         names.VERDICT_TYPE: names.DENY,
         names.VERDICT_REASON: refusal.code,

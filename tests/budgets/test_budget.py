@@ -525,12 +525,13 @@ def test_an_undeclared_cost_is_learned_from_what_was_charged(colour: Colour) -> 
         with pytest.warns(LoopGuardWarning, match=r"work charged \$4 more.*declare.*@tool\(cost=") as warned:
             colour.call(work, 4)
             colour.call(work, 5)
+            colour.call(work, 0)
         assert len(warned) == 1
         assert len(run.warnings) == 1
         assert books(run) == (9, 0)
         with refused(r"work may cost \$5, but only \$1 is left"):
             colour.call(work, 0.5)
-    assert [event.overrun for event in events if isinstance(event, ToolFinished)] == [True, True]
+    assert [event.overrun for event in events if isinstance(event, ToolFinished)] == [True, True, False]
 
 
 @pytest.mark.parametrize("threads", [False, True])
@@ -578,6 +579,7 @@ def test_an_overrun_of_a_declared_cost_is_recorded_in_full(colour: Colour) -> No
     @colour.make
     def work(usd: float) -> None:
         charge(usd=usd)
+        charge(usd=0)
 
     with policy(Budget(usd=2), on_event=events.append).scope() as run:
         colour.call(work, 1)
@@ -692,7 +694,7 @@ def test_a_refusal_pickles_and_copies(colour: Colour) -> None:
         (Budget(usd=1), [1], 1),
         (Budget(usd=1), [0.79], None),
         (Budget(usd=1, warn_at=1), [0.99, 0.01], 2),
-        (Budget(usd=1.1, warn_at=0.1), [0.1, 0.01], 2),
+        (Budget(usd=0.01, warn_at=0.56), [0.0056], 1),
         (Budget(usd=1, warn_at=None), [1], None),
         (Budget(usd=0), [0], None),
     ],

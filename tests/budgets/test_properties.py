@@ -24,13 +24,13 @@ NOTHING = Fraction(0)
 GRAIN = Fraction(1, 10**18)
 
 amount = st.one_of(
-    st.integers(0, 40),
-    st.decimals(0, 20, places=3),
+    st.integers(0, 12),
+    st.decimals(0, 12, places=3),
     st.decimals(0, 1, places=18),
     st.sampled_from([0.1, 0.2, 1e-9, 3.3]),
 )
-costs = st.dictionaries(st.sampled_from(UNITS), amount)
-caps = st.dictionaries(st.sampled_from(UNITS), st.one_of(st.integers(0, 100), st.decimals(0, 100, places=2)))
+costs = st.fixed_dictionaries({"usd": amount}, optional={"credits": amount})
+caps = st.fixed_dictionaries({}, optional={"usd": st.decimals(0, 40, places=2), "credits": st.integers(0, 40)})
 
 
 class Boom(Exception):
@@ -79,7 +79,7 @@ class BudgetMachine(RuleBasedStateMachine):
     """Calls that start, report, end in every way there is, and report again when they are over."""
 
     runs = Bundle("runs")
-    calls = Bundle("calls")
+    running = Bundle("running")
     asked = Bundle("asked")
     over = Bundle("over")
 
@@ -120,18 +120,15 @@ class BudgetMachine(RuleBasedStateMachine):
 
     # -- the tree --------------------------------------------------------------------------------
 
-    @initialize(target=runs, limits=caps)
-    def root(self, limits: dict[str, Any]) -> Node:
+    @initialize(target=runs, limits=caps, below=st.lists(st.tuples(st.integers(0, 9), caps), min_size=1, max_size=5))
+    def grow(self, limits: dict[str, Any], below: list[tuple[int, dict[str, Any]]]) -> Any:
         guard = Guard(self.gate, LoopLimit(0), Budget(**limits), max_refusals=10**6)
-        run = contextvars.Context().run(guard.scope("run 0").__enter__)
-        return self.add(Node(run, (), exactly(limits)))
-
-    @rule(target=runs, parent=runs, limits=caps)
-    def child(self, parent: Node, limits: dict[str, Any]) -> Any:
-        if len(self.nodes) > 6:
-            return multiple()
-        scope = Guard(Budget(**limits)).scope(f"run {len(self.nodes)}")
-        return self.add(Node(parent.run.bind(scope.__enter__)(), parent.chain, exactly(limits)))
+        nodes = [self.add(Node(contextvars.Context().run(guard.scope("run 0").__enter__), (), exactly(limits)))]
+        for place, more in below:
+            parent = nodes[place % len(nodes)]
+            scope = Guard(Budget(**more)).scope(f"run {len(nodes)}")
+            nodes.append(self.add(Node(parent.run.bind(scope.__enter__)(), parent.chain, exactly(more))))
+        return multiple(*nodes)
 
     def add(self, node: Node) -> Node:
         node.chain = (*node.chain, node)
@@ -164,25 +161,22 @@ class BudgetMachine(RuleBasedStateMachine):
         self.live.append(call)
         return call
 
-    @rule(target=calls, node=runs, cost=costs)
-    def start_priced(self, node: Node, cost: dict[str, Any]) -> Any:
-        return self.begin(node, self.priced, cost, exactly(cost), True) or multiple()
-
-    @rule(target=calls, node=runs)
-    def start_fixed(self, node: Node) -> Any:
-        estimate = {"usd": Fraction(1, 2), "credits": Fraction(3)}
-        return self.begin(node, self.fixed, {}, estimate, True) or multiple()
-
-    @rule(target=calls, node=runs)
-    def start_undeclared(self, node: Node) -> Any:
-        return self.begin(node, self.undeclared, {}, dict(self.largest), False) or multiple()
+    @rule(target=running, node=runs, kind=st.sampled_from(["priced", "fixed", "undeclared"]), cost=costs)
+    def start(self, node: Node, kind: str, cost: dict[str, Any]) -> Any:
+        if kind == "priced":
+            call = self.begin(node, self.priced, cost, exactly(cost), True)
+        elif kind == "fixed":
+            call = self.begin(node, self.fixed, {}, {"usd": Fraction(1, 2), "credits": Fraction(3)}, True)
+        else:
+            call = self.begin(node, self.undeclared, {}, dict(self.largest), False)
+        return multiple() if call is None else call
 
     @rule(target=asked, node=runs, cost=costs)
     def ask_about(self, node: Node, cost: dict[str, Any]) -> Any:
         call = self.begin(node, self.gated, cost, exactly(cost), True)
         return multiple() if call is None else (len(self.inboxes) - 1, call)
 
-    @rule(target=calls, question=consumes(asked))
+    @rule(target=running, question=consumes(asked))
     def approve(self, question: tuple[int, Call]) -> Call:
         number, call = question
         self.answers[number].set_result(True)
@@ -201,21 +195,25 @@ class BudgetMachine(RuleBasedStateMachine):
         assert call.task.cancelled() or isinstance(call.task.exception(), ToolCallRefused)
         call.open = False
 
-    @rule(call=calls, amounts=costs)
+    @rule(call=running, amounts=costs)
     def report(self, call: Call, amounts: dict[str, Any]) -> None:
-        """A thread or task of the call reports, while it runs or after it has ended."""
+        self.speak(call, amounts)
+        for unit, value in exactly(amounts).items():
+            call.reported[unit] = call.reported.get(unit, NOTHING) + value
+
+    @rule(call=over, amounts=costs)
+    def report_late(self, call: Call, amounts: dict[str, Any]) -> None:
+        self.speak(call, amounts)
+        for unit, value in exactly(amounts).items():
+            self.pay(call.node, unit, value, value)
+
+    def speak(self, call: Call, amounts: dict[str, Any]) -> None:
+        """Charge from inside the call, wherever it has got to."""
         assert call.context is not None
         call.context.run(shielded(**amounts))
-        for unit, value in exactly(amounts).items():
-            if not call.open:
-                self.pay(call.node, unit, value, value)
-            else:
-                call.reported[unit] = call.reported.get(unit, NOTHING) + value
 
-    @rule(call=calls, how=st.sampled_from(["return", "raise", "cancel"]))
-    def end(self, call: Call, how: str) -> None:
-        if not call.open:
-            return
+    @rule(target=over, call=consumes(running), how=st.sampled_from(["return", "raise", "cancel"]))
+    def end(self, call: Call, how: str) -> Call:
         if how == "cancel":
             call.task.cancel()
         else:
@@ -234,6 +232,7 @@ class BudgetMachine(RuleBasedStateMachine):
             if not call.declared and reported is not None:
                 self.largest[unit] = max(self.largest.get(unit, NOTHING), reported)
         call.open = False
+        return call
 
     @rule(node=runs, amounts=costs)
     def charge_the_run(self, node: Node, amounts: dict[str, Any]) -> None:
@@ -285,7 +284,7 @@ def _boom() -> None:
 
 
 TestBudgets = BudgetMachine.TestCase
-TestBudgets.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+TestBudgets.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,198 @@
+"""What a @loop decorator says, checked at decoration."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from loopguard._call import ASYNC, ASYNC_GENERATOR, GENERATOR, check_callable, colour_of, plain_function
+from loopguard._guard import Guard
+from loopguard.budgets import Budget
+from loopguard.exceptions import ConfigurationError
+from loopguard.judges import AnthropicJudge
+
+__all__ = ["LoopOptions", "name_of"]
+
+
+class LoopOptions:
+    """What a decorator says about one loop. Immutable; holds no state of any run."""
+
+    def __init__(self, fn: Any, options: Mapping[str, Any]) -> None:
+        check_callable(fn, "@loop")
+        self.fn = plain_function(fn)
+        colour = colour_of(fn)
+        if colour in (GENERATOR, ASYNC_GENERATOR):
+            raise ConfigurationError(
+                f"@loop: {name_of(self.fn)} is a {colour} function; a step returns the next state, it doesn't yield"
+            )
+        self.is_async = colour == ASYNC
+        name = options["name"]
+        if name is not None and (not isinstance(name, str) or not name):
+            raise ConfigurationError(f"loop(name={name!r}): give a text")
+        self.name: str = name or name_of(self.fn)
+        self.max = _positive(options["max"], "loop(max")
+        self.until = _condition(options["until"])
+        self.until_takes_iteration = self.until is not None and _takes_iteration(self.until)
+        self.question, self.judge = _judge(options["until_llm"], options["judge"], self.is_async)
+        self.evaluators = _evaluators(options["evaluate"], self.is_async)
+        self.max_retries = options["max_retries"]
+        if not isinstance(self.max_retries, int) or isinstance(self.max_retries, bool) or self.max_retries < 0:
+            raise ConfigurationError(f"loop(max_retries={self.max_retries!r}): give an int of at least 0")
+        self.on_reject: str = _one_of(options, "on_reject", "retry", "continue")
+        self.on_failure: str = _one_of(options, "on_failure", "raise", "return")
+        self.best = _callable(options["best"], "best")
+        self.fallback = _callable(options["fallback"], "fallback")
+        self.guards = _guards(options["guard"], options["budget"])
+        self.timeout = _seconds(options["timeout"])
+        self.on_iteration = _callable(options["on_iteration"], "on_iteration")
+        self.on_transition = _callable(options["on_transition"], "on_transition")
+        self.on_limit: str = _one_of(options, "on_limit", "return", "raise")
+        self.signature = inspect.signature(self.fn)
+        self.takes_self = not hasattr(self.fn, "__self__") and not isinstance(self.fn, functools.partial)
+        feedback = self.signature.parameters.get("feedback")
+        self.takes_feedback = feedback is not None and feedback.kind is feedback.KEYWORD_ONLY
+        self.state = options["state"]
+        if self.state is not None and self.state not in self.signature.parameters:
+            known = ", ".join(self.signature.parameters) or "none"
+            raise ConfigurationError(f"loop(state={self.state!r}): {self.name} has no such parameter; it has: {known}")
+
+    @property
+    def conditional(self) -> bool:
+        """Whether anything but the ceiling can say that the loop is done."""
+        return self.until is not None or self.question is not None or bool(self.evaluators)
+
+    @property
+    def evaluates_alone(self) -> bool:
+        """Whether the evaluators' yes is what ends the loop."""
+        return bool(self.evaluators) and self.until is None and self.question is None
+
+    def state_parameter(self, bound: bool) -> inspect.Parameter | None:
+        """The parameter that each iteration's result replaces; None where there is no parameter."""
+        parameters = list(self.signature.parameters.values())
+        if bound and self.takes_self:
+            parameters = parameters[1:]
+        if self.state is not None:
+            return self.signature.parameters[self.state]
+        for parameter in parameters:
+            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+                return parameter
+        return None
+
+    @functools.cached_property
+    def may_return_none(self) -> bool:
+        """Whether an annotation of the state or the result admits None."""
+        try:
+            hints = typing.get_type_hints(self.fn)
+        except Exception:  # annotations are the user's, and may name what can't be found from here
+            hints = getattr(self.fn, "__annotations__", {})
+        first = self.state or next(iter(self.signature.parameters), None)
+        return any(_admits_none(hints[name]) for name in ("return", first) if name in hints)
+
+
+def _admits_none(hint: Any) -> bool:
+    if isinstance(hint, str):
+        return any(word in hint for word in ("None", "Optional", "Any", "object"))
+    if hint in (None, type(None), Any, object) or isinstance(hint, TypeVar):
+        return True
+    return any(_admits_none(part) for part in typing.get_args(hint) if part is not Ellipsis) and (
+        typing.get_origin(hint) is typing.Union or type(hint).__name__ == "UnionType"
+    )
+
+
+def name_of(fn: Any) -> str:
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return getattr(fn, "__name__", type(fn).__name__)
+
+
+def _positive(value: Any, what: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigurationError(f"{what}={value!r}): give an int of at least 1")
+    return value
+
+
+def _seconds(value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
+        raise ConfigurationError(f"loop(timeout={value!r}): give seconds above 0, or None")
+    return float(value)
+
+
+def _callable(value: Any, what: str) -> Any:
+    if value is not None and not callable(value):
+        raise ConfigurationError(f"loop({what}={value!r}): give a function")
+    return value
+
+
+def _condition(until: Any) -> Any:
+    if until is not None and not callable(until):
+        raise ConfigurationError(
+            f"loop(until={until!r}): give a function of the state, or conditions joined by | and &"
+        )
+    return until
+
+
+def _one_of(options: Mapping[str, Any], name: str, *allowed: str) -> str:
+    if options[name] not in allowed:
+        raise ConfigurationError(f"loop({name}={options[name]!r}): give {' or '.join(map(repr, allowed))}")
+    return str(options[name])
+
+
+def _evaluators(evaluate: Any, is_async: bool) -> tuple[Any, ...]:
+    """The evaluators, one or several; one that is only auxiliary can't decide alone."""
+    found = (evaluate,) if callable(evaluate) else evaluate
+    if not isinstance(found, tuple | list) or not all(callable(evaluator) for evaluator in found):
+        raise ConfigurationError(f"loop(evaluate={evaluate!r}): give a function of the value, or several in a tuple")
+    for evaluator in found:
+        if inspect.iscoroutinefunction(evaluator) and not is_async:
+            raise ConfigurationError(
+                f"loop(evaluate={name_of(evaluator)}): it is async, but the loop is sync; make one like the other"
+            )
+    if found and all(getattr(evaluator, "auxiliary", False) for evaluator in found):
+        raise ConfigurationError(
+            f"loop(evaluate={evaluate!r}): a model's score is too weak to decide alone; put a check of code beside it, "
+            f"or say alone=True"
+        )
+    return tuple(found)
+
+
+def _judge(question: Any, judge: Any, is_async: bool) -> tuple[str | None, Any]:
+    if question is None:
+        if judge is not None:
+            raise ConfigurationError("loop(judge=…) answers a question: give it as until_llm=")
+        return None, None
+    if not isinstance(question, str) or not question.strip():
+        raise ConfigurationError(f"loop(until_llm={question!r}): give the question as a text")
+    if judge is None:
+        judge = AnthropicJudge()
+    if not callable(judge):
+        raise ConfigurationError(f"loop(judge={judge!r}): give a function (question, state)")
+    if not is_async and (colour_of(judge) == ASYNC or getattr(judge, "is_async", False) is True):
+        raise ConfigurationError(f"loop(judge={judge!r}): it is async, but the loop is sync; make one like the other")
+    return question, judge
+
+
+def _takes_iteration(until: Any) -> bool:
+    """Whether until wants the iteration: as its second required positional parameter, or one of that name."""
+    try:
+        parameters = list(inspect.signature(until).parameters.values())
+    except (TypeError, ValueError):  # some builtins have no signature
+        return False
+    if any(p.name == "iteration" and p.kind is not p.VAR_KEYWORD for p in parameters[1:]):
+        return True
+    required = [
+        p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    return len(required) >= 2
+
+
+def _guards(guard: Any, budget: Any) -> tuple[Guard, ...]:
+    if guard is not None and not isinstance(guard, Guard):
+        raise ConfigurationError(f"loop(guard={guard!r}): give a Guard(…)")
+    if budget is not None and not isinstance(budget, Budget):
+        raise ConfigurationError(f"loop(budget={budget!r}): give a Budget(…)")
+    return (*((guard,) if guard is not None else ()), *((Guard(budget),) if budget is not None else ()))

@@ -1,0 +1,521 @@
+"""One run of a loop: its iterations, its states, and what it comes to."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import logging
+import time
+from collections.abc import Generator, Mapping
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
+
+from loopguard import _events as events
+from loopguard._amounts import SCALE, decimal
+from loopguard._drivers import cancelled_after
+from loopguard._loop_options import LoopOptions, name_of
+from loopguard._outcomes import (
+    TRANSITIONS,
+    Iteration,
+    LoopResult,
+    LoopState,
+    StopReason,
+    Transition,
+    Verdict,
+    attach_result,
+    only_refusals,
+    read_verdict,
+    stop_reason_of,
+)
+from loopguard._pipeline import Ask, Effect, EffectTimeout, Invoke, Steps
+from loopguard._run import Run, current_run
+from loopguard._usage import Usage
+from loopguard.exceptions import (
+    ConfigurationError,
+    EvaluationFailed,
+    JudgeError,
+    LoopHalted,
+    LoopStopped,
+    ToolCallRefused,
+)
+from loopguard.judges import AnthropicJudge
+from loopguard.redaction import redact_error
+from loopguard.telemetry._runs import IterationSpan, RunSpan
+from loopguard.telemetry._spans import provider_is_set
+
+__all__ = ["LoopRun"]
+
+_log = logging.getLogger("loopguard")
+
+
+class _Body:
+    """The body of one iteration, as the drivers invoke it."""
+
+    __slots__ = ("args", "fn", "kwargs", "name")
+
+    def __init__(self, name: str, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.name = name
+        self.fn = fn
+        self.args = args
+        self.kwargs = kwargs
+
+
+class LoopRun:
+    """One run of a loop, from its first iteration to its result.
+
+    As a context manager it is the run's time under way: what escapes from it is turned into the result
+    where it ends just this loop.
+    """
+
+    def __init__(
+        self,
+        options: LoopOptions,
+        fn: Any,
+        instance: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        run_id: str | None = None,
+    ) -> None:
+        self.options = options
+        self.fn = fn
+        self.args = list(args)
+        self.kwargs = dict(kwargs)
+        parameter = options.state_parameter(instance is not None)
+        self.stateful = parameter is not None
+        self.place: int | str = 0
+        if parameter is not None:
+            self.place = self._find(parameter, instance is not None)
+        self.value: Any = self._get() if self.stateful else None
+        self.initial = self.value
+        self.run = Run(
+            options.name,
+            current_run(),
+            options.guards,
+            kind="loop",
+            max=options.max,
+            timeout=options.timeout,
+            id=run_id,
+        )
+        self.history: list[Iteration[Any]] = []
+        self.transitions: list[Transition] = []
+        self.state = LoopState.READY
+        self.completed = 0
+        self.satisfied: bool | None = None
+        self.undecided = 0
+        self.rejections = 0
+        self.outcome: LoopResult[Any] | None = None
+        self.token: Any = None
+
+    def _find(self, parameter: inspect.Parameter, bound: bool) -> int | str:
+        """Where the state stands among the arguments; an omitted one is put there with its default."""
+        positions = [
+            p.name
+            for p in self.options.signature.parameters.values()
+            if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
+        position = positions.index(parameter.name) if parameter.name in positions else -1
+        if bound and self.options.takes_self:
+            position -= 1
+        if 0 <= position < len(self.args):
+            return position
+        if parameter.name not in self.kwargs:
+            if parameter.default is parameter.empty:
+                self.fn_binding_error()
+            if parameter.kind is parameter.POSITIONAL_ONLY:
+                self.args.append(parameter.default)
+                return len(self.args) - 1
+            self.kwargs[parameter.name] = parameter.default
+        return parameter.name
+
+    def fn_binding_error(self) -> None:
+        """The function's own TypeError, as a plain call of it would raise."""
+        try:
+            inspect.signature(self.fn).bind(*self.args, **self.kwargs)
+        except TypeError as exc:
+            raise TypeError(f"{self.options.name}() {exc}") from None
+
+    def _get(self) -> Any:
+        return self.args[self.place] if isinstance(self.place, int) else self.kwargs[self.place]
+
+    def _set(self, value: Any) -> None:
+        self.value = value
+        if isinstance(self.place, int):
+            if self.stateful:
+                self.args[self.place] = value
+        else:
+            self.kwargs[self.place] = value
+
+    # -- its time under way ----------------------------------------------------------------------
+
+    def __enter__(self) -> None:
+        if provider_is_set():
+            self.run.span = RunSpan(self.run)
+        self.token = self.run.enter()
+
+    def __exit__(self, kind: object, exc: BaseException | None, traceback: object) -> bool:
+        raised = exc
+        try:
+            if exc is not None:
+                self.outcome = self.stopped(exc)
+                if self.outcome is not None:
+                    raised = None
+                    return True
+                self.failed(exc)
+            return False
+        except BaseException as later:  # on_transition is the user's
+            raised = later
+            raise
+        finally:
+            self.close(raised)
+
+    def close(self, raised: BaseException | None) -> None:
+        """Leave the run and end its span."""
+        run, outcome = self.run, self.outcome
+        if raised is None and outcome is not None:
+            reason: StopReason | None = outcome.stop_reason
+            run.leave(self.token, reason, outcome.value, outcome.error, self.completed)
+        else:
+            reason = stop_reason_of(raised)
+            run.leave(self.token, reason, self.value, raised, self.completed)
+        if run.span is not None:
+            run.span.end(run, reason, None if raised is None or only_refusals(raised) is not None else raised)
+
+    def plain_value(self) -> Any:
+        """What a plain call returns: never the untouched argument in the guise of a result."""
+        result = self.outcome
+        assert result is not None
+        if not self.completed and result.stop_reason is not StopReason.EVALUATION_FAILED:
+            text = f"{result.name} was stopped before its first iteration was completed: {result}"
+            stopped = LoopStopped(result, text)
+            attach_result(stopped, result)
+            raise stopped from result.error
+        return result.value
+
+    # -- its iterations --------------------------------------------------------------------------
+
+    def move(self, trigger: str) -> None:
+        """Go from state to state, by the table of legal transitions."""
+        source = self.state
+        self.state = TRANSITIONS[source, trigger]
+        made = Transition(source, self.state, trigger, self.run.iteration, time.time())
+        self.transitions.append(made)
+        self.run.emit(events.Transitioned, transition=made)
+        if self.options.on_transition is not None:
+            self.options.on_transition(made)
+
+    def steps(self) -> Steps:
+        """The iterations, as effects; evaluates to why it stopped."""
+        options, run = self.options, self.run
+        if isinstance(options.judge, AnthropicJudge):
+            yield Ask(options.judge.prepare, blocking=True)
+        self.move("start")
+        while True:
+            self.check_stopped()
+            if run.iteration:
+                self.move("next")
+            run.iteration += 1
+            stop = yield from self.iterate()
+            if stop is not None:
+                return stop
+            if run.iteration >= options.max:
+                self.check_stopped()  # whatever swallowed it: a loop that was stopped has not come to its end
+                return StopReason.MAX_ITERATIONS
+
+    def iterate(self) -> Steps:
+        """One iteration: the body, on_iteration, until. (Evaluators and judges will stand between them.)"""
+        options, run = self.options, self.run
+        run.emit(events.IterationStarted, value=self.value, feedback=run.feedback)
+        span = IterationSpan(run) if run.span is not None else None
+        before = {unit: cell.spent for unit, cell in list(run.cells.items())}
+        started = time.perf_counter()
+        self.satisfied = None
+        self.feedback = run.feedback
+        error: BaseException | None = None
+        try:
+            kwargs = {**self.kwargs, "feedback": run.feedback} if options.takes_feedback else self.kwargs
+            value = yield Invoke(_Body(options.name, self.body, tuple(self.args), kwargs))
+            if value is None and self.stateful and self.value is not None and not options.may_return_none:
+                raise ConfigurationError(
+                    f"{options.name} returned None: return the state, it is the next iteration's argument "
+                    f"(or annotate that None is meant)"
+                )
+            self.record(value, before, started)
+            if options.on_iteration is not None:
+                yield Ask(options.on_iteration, value, run.iteration)
+            run.feedback = None
+            if options.evaluators:
+                passed, value = yield from self.evaluate(value, span, before, started)
+                if not passed:
+                    return self.reject(value)
+            self.accept(value)
+            if options.evaluates_alone:
+                self.satisfied = True
+                return StopReason.EVALUATED
+            if options.until is not None:
+                arguments = (value, run.iteration) if options.until_takes_iteration else (value,)
+                self.satisfied = bool((yield Ask(options.until, *arguments)))
+                if self.satisfied:
+                    return StopReason.UNTIL
+            if options.question is not None:
+                verdict = yield from self.ask_judge(value)
+                self.note(verdict, span, options.judge, before, started)
+                self.satisfied = verdict.passed is True
+                if self.satisfied:
+                    return StopReason.UNTIL_LLM
+            return None
+        except BaseException as exc:
+            error = exc
+            raise
+        finally:
+            if span is not None:
+                span.end(self.satisfied, None if error is None or only_refusals(error) is not None else error)
+
+    def accept(self, value: Any) -> None:
+        """The iteration counts: its value is the state."""
+        self._set(value)
+        self.completed += 1
+        self.rejections = 0
+        self.run.rejected = None
+        if self.history[-1].value is not value:  # an evaluator parsed it
+            self.history[-1] = replace(self.history[-1], value=value)
+
+    def reject(self, value: Any) -> StopReason | None:
+        """The evaluators said no: once more with the same argument and the reason, or it is over."""
+        options = self.options
+        self.move("reject")
+        self.run.rejected = value
+        self.rejections += 1
+        if options.on_reject == "continue":
+            self._set(value)
+        if self.rejections > options.max_retries or self.run.iteration >= options.max:
+            return StopReason.EVALUATION_FAILED
+        return None
+
+    def evaluate(
+        self, value: Any, span: IterationSpan | None, before: Mapping[str, int], started: float
+    ) -> Generator[Effect, Any, tuple[bool, Any]]:
+        """Ask the evaluators in order, each about what the one before it parsed: (passed, the value)."""
+        raw = value
+        for evaluator in self.options.evaluators:
+            name = name_of(evaluator)
+            try:
+                verdict = yield from self.consult(evaluator, value)
+            except Exception as exc:
+                if isinstance(exc, ToolCallRefused | ConfigurationError):
+                    raise
+                verdict = Verdict(False, f"{name} failed: {redact_error(exc)}")
+            self.note(verdict, span, evaluator, before, started)
+            if verdict.passed is not True:
+                self.run.feedback = verdict.reason or f"{name} rejected the value"
+                return False, raw
+            if verdict.value is not None:
+                value = verdict.value
+        return True, value
+
+    def ask_judge(self, value: Any) -> Generator[Effect, Any, Verdict]:
+        """Ask whether the loop is done. Only a clean yes is one; three times undecided in a row is an error."""
+        run = self.run
+        try:
+            verdict = yield from self.consult(self.options.judge, self.options.question, value)
+        except Exception as exc:  # the judge is the user's, or a network: a failure is no verdict
+            if isinstance(exc, ToolCallRefused | ConfigurationError):
+                raise
+            verdict = Verdict(None, f"the judge failed: {redact_error(exc)}")
+        run.feedback = verdict.reason if verdict.passed is False else None
+        self.undecided = self.undecided + 1 if verdict.passed is None else 0
+        if self.undecided == 3:
+            raise JudgeError(f"the judge of {run.name!r} was undecided three times in a row: {verdict.reason}")
+        return verdict
+
+    def consult(self, fn: Any, *args: Any) -> Generator[Effect, Any, Verdict]:
+        """What a judge or an evaluator says, within what is left of the loop's time."""
+        run = self.run
+        self.check_stopped()
+        left = None if run.deadline is None else max(0.0, run.deadline - time.monotonic())
+        try:
+            said = yield Ask(fn, *args, blocking=True, timeout=left)
+        except EffectTimeout:
+            raise run.timed_out() from None
+        return read_verdict(said, name_of(fn))
+
+    @property
+    def body(self) -> Any:
+        """The function, for async loops bounded by the deadline."""
+        if self.options.is_async and self.run.deadline is not None:
+            return functools.partial(_within_deadline, self.run, self.fn)
+        return self.fn
+
+    def record(self, value: Any, before: Mapping[str, int], started: float) -> None:
+        """Note what the iteration did and cost."""
+        self.history.append(self.iteration(value, (), before, started))
+        self.run.emit(events.IterationEnded, value=value, duration=self.history[-1].duration)
+
+    def note(
+        self, verdict: Verdict, span: IterationSpan | None, by: Any, before: Mapping[str, int], started: float
+    ) -> None:
+        """Add a verdict to the iteration, with what it cost."""
+        self.run.emit(events.VerdictGiven, by=name_of(by), verdict=verdict)
+        if span is not None:
+            span.evaluated(name_of(by), verdict)
+        last = self.history[-1]
+        self.history[-1] = self.iteration(last.value, (*last.verdicts, verdict), before, started)
+
+    def iteration(
+        self, value: Any, verdicts: tuple[Verdict, ...], before: Mapping[str, int], started: float
+    ) -> Iteration[Any]:
+        """The iteration so far."""
+        run = self.run
+        spent = {
+            unit: cell.spent - before.get(unit, 0)
+            for unit, cell in list(run.cells.items())
+            if cell.spent != before.get(unit, 0)
+        }
+        counted: dict[str, Any] = {u: n // SCALE for u, n in spent.items() if u in _USAGE}
+        usage = Usage(**counted) if counted else _NO_USAGE
+        cost = None if run.unknown_cost else decimal(spent["usd"]) if "usd" in spent else _NOTHING
+        duration = max(0.0, time.perf_counter() - started)
+        return Iteration(run.iteration, value, self.feedback, verdicts, usage, cost, duration)
+
+    def check_stopped(self) -> None:
+        """Raise the refusal that ends this loop or one around it, if there is one."""
+        run = self.run
+        if run.root.alarm:
+            for ancestor in run.chain:
+                latch = ancestor.latch
+                if latch is None and ancestor.overdue():
+                    latch = ancestor.timed_out()
+                if latch is not None:
+                    raise ToolCallRefused(
+                        latch.code, latch.guardrail, run.name, latch.reason, None, None, ancestor.name, ancestor.id
+                    )
+
+    def result(self, reason: StopReason, error: BaseException | None) -> LoopResult[Any]:
+        """What the loop has come to."""
+        completed = reason in _DONE or (reason is StopReason.MAX_ITERATIONS and not self.options.conditional)
+        run = self.run
+        return LoopResult(
+            value=self.value,
+            stop_reason=reason,
+            completed=completed,
+            iterations=len(self.history),
+            history=tuple(self.history),
+            transitions=tuple(self.transitions),
+            usage=run.usage,
+            cost=run.cost,
+            warnings=tuple(run.warnings),
+            error=error,
+            run_id=run.id,
+            trace_id=run.trace_id,
+            name=run.name,
+        )
+
+    def finish(self, reason: StopReason) -> LoopResult[Any]:
+        """The result of a loop that ended by its own rules."""
+        if reason is StopReason.EVALUATION_FAILED:
+            return self.degrade()
+        if reason is StopReason.MAX_ITERATIONS and self.options.conditional:
+            self.move("stop")
+        else:
+            self.move("complete")
+        result = self.result(reason, None)
+        if not result.completed:
+            _log.warning(
+                "loop %s reached its ceiling of %d iterations without being done", self.run.name, self.options.max
+            )
+            if self.options.on_limit == "raise":
+                stopped = LoopStopped(result)
+                attach_result(stopped, result)
+                raise stopped
+        return result
+
+    def degrade(self) -> LoopResult[Any]:
+        """The evaluators never agreed: raise, or return the best there is, or the fallback's value."""
+        options = self.options
+        self.move("fail")
+        result = self.result(StopReason.EVALUATION_FAILED, None)
+        if options.fallback is None and options.on_failure == "raise":
+            failed = EvaluationFailed(result)
+            attach_result(failed, result)
+            raise failed
+        if options.fallback is not None:
+            value, what = options.fallback(result), "the fallback's value"
+        else:
+            values = [iteration.value for iteration in self.history]
+            value, what = (max(values, key=options.best), "the best") if options.best else (values[-1], "the latest")
+        warning = f"loop {self.run.name}: the evaluators rejected the last {self.rejections} values; this is {what}"
+        _log.warning(warning)
+        return replace(result, value=value, warnings=(*result.warnings, warning))
+
+    def stopped(self, exc: BaseException) -> LoopResult[Any] | None:
+        """The result if exc is a refusal or halt that ends just this loop; None if it must go on upwards."""
+        cause = only_refusals(exc)
+        if cause is None or not _ends_here(self.run, cause):
+            return None
+        if isinstance(cause, LoopHalted):
+            overdue = any(run.overdue() or _timed_out(run) for run in self.run.chain)
+            reason = StopReason.TIMEOUT if overdue else StopReason.HALTED
+            cause = cause.refusal
+        else:
+            reason = StopReason.of_refusal(cause)
+        self.move("stop")
+        _log.warning("loop %s was stopped after %d iterations (%s): %s", self.run.name, self.completed, reason, cause)
+        return self.result(reason, cause)
+
+    def failed(self, exc: BaseException) -> None:
+        """Leave the partial result, and where it happened, on an exception that goes on upwards."""
+        if self.state in (LoopState.RUNNING, LoopState.RETRY):
+            try:
+                self.move("fail")
+            except Exception:  # on_transition is the user's; exc is what has to arrive
+                _log.debug("on_transition failed", exc_info=True)
+        attach_result(exc, self.result(stop_reason_of(exc) or StopReason.ERROR, exc))
+        if isinstance(exc, Exception) and only_refusals(exc) is None:
+            exc.add_note(f"in loop {self.run.name!r}, iteration {self.run.iteration} of at most {self.options.max}")
+
+
+_DONE = (StopReason.UNTIL, StopReason.UNTIL_LLM, StopReason.EVALUATED)
+_USAGE = frozenset(Usage.__slots__)
+_NO_USAGE = Usage()
+_NOTHING = Decimal(0)
+
+_OWNED = frozenset({"max_steps", "budget", "unknown_price", "timeout", "stopped", "waiting", "uncertain"})
+"""Refusals that end the outermost loop at or below the run that owns the limit; others end the nearest."""
+
+
+def _ends_here(run: Run, cause: ToolCallRefused | LoopHalted) -> bool:
+    if isinstance(cause, ToolCallRefused) and cause.code not in _OWNED:
+        return True
+    for index, ancestor in enumerate(run.chain):
+        if ancestor.id == cause.run_id:
+            return next(below for below in run.chain[index:] if below.kind in ("loop", "flow")) is run
+    return True
+
+
+def _timed_out(run: Run) -> bool:
+    return run.latch is not None and run.latch.code == "timeout"
+
+
+async def _within_deadline(run: Run, fn: Any, *args: Any, **kwargs: Any) -> Any:
+    """Await the body, cancelled when the run's deadline passes; waits for people stop the clock."""
+    loop = asyncio.get_running_loop()
+    scope = asyncio.timeout(None)
+
+    async def body() -> Any:
+        aim()
+        run.on_deadline_moved = lambda: loop.call_soon_threadsafe(aim)
+        try:
+            return await fn(*args, **kwargs)
+        finally:
+            run.on_deadline_moved = None
+
+    def aim() -> None:
+        if not scope.expired():
+            assert run.deadline is not None
+            scope.reschedule(None if run.paused else loop.time() + max(0.0, run.deadline - time.monotonic()))
+
+    try:
+        return await cancelled_after(scope, body())
+    except EffectTimeout:
+        raise run.timed_out() from None
