@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +13,6 @@ __all__ = ["Settings", "configure", "settings"]
 
 class Settings:
     """The settings in force. Changed only through `configure`."""
-
-    __slots__ = ("judge_model", "listeners", "on_event", "prices", "redact", "require_run", "version")
 
     def __init__(self) -> None:
         self.require_run: bool = False
@@ -27,6 +26,9 @@ class Settings:
         """Users' callbacks: they get redacted events, and their failures change nothing."""
         self.listeners: tuple[Callable[[Any], object], ...] = ()
         """Subscribers of loopguard's own: they get the events as they are, and never raise."""
+        self.log: tuple[logging.Logger, Callable[[Any], object]] | None = None
+        """The structured log: who is told of events while its logger is enabled."""
+        self.prompt_snapshots: bool = False
 
 
 settings = Settings()
@@ -39,6 +41,7 @@ def configure(
     on_event: Callable[[Any], object] | None = None,
     judge_model: str | None = None,
     prices: Any = None,
+    prompt_snapshots: bool | None = None,
 ) -> None:
     """Set process-wide defaults; what isn't given stays as it is.
 
@@ -47,6 +50,7 @@ def configure(
       None to leave it to the built-in rules.
     - ``judge_model``: the model that `until_llm` asks by default.
     - ``prices``: the prices that `meter` uses by default, a PriceBook or what makes one.
+    - ``prompt_snapshots``: keep the messages of each metered model call in its ModelCalled event.
     - ``on_event``: subscribe to the events of every run that starts from now on.
 
     Raises ConfigurationError for a value of the wrong type.
@@ -55,6 +59,10 @@ def configure(
         if not isinstance(require_run, bool):
             raise ConfigurationError(f"require_run={require_run!r}: give True or False")
         settings.require_run = require_run
+    if prompt_snapshots is not None:
+        if not isinstance(prompt_snapshots, bool):
+            raise ConfigurationError(f"prompt_snapshots={prompt_snapshots!r}: give True or False")
+        settings.prompt_snapshots = prompt_snapshots
     if judge_model is not None:
         if not isinstance(judge_model, str) or not judge_model:
             raise ConfigurationError(f"judge_model={judge_model!r}: give a model's name")

@@ -151,6 +151,8 @@ class ModelCalled(Event):
     usage: Usage
     charged: Mapping[str, Decimal]
     cost: Decimal | None
+    messages: Any = None
+    """What the model was asked, where `configure(prompt_snapshots=True)` says so."""
     partial: bool = False
     error: BaseException | None = None
     duration: float = 0.0
@@ -227,7 +229,7 @@ class Stopped(Event):
 def redacted(event: Event) -> Event:
     """The event as people and exporters may see it."""
     changes: dict[str, Any] = {}
-    for name in ("arguments", "result", "value"):
+    for name in ("arguments", "result", "value", "messages"):
         payload = getattr(event, name, None)
         if payload is not None and not isinstance(event, ToolRefused if name == "value" else ()):
             changes[name] = redact(payload)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import functools
 import inspect
+import logging
 import os
 import time
 import weakref
@@ -394,7 +395,8 @@ def publish(on_event: Callable[[events.Event], object]) -> Listener:
 
 def subscribers() -> tuple[Listener, ...]:
     """Who listens to the whole process, as it is configured now."""
-    return (*settings.listeners, *map(publish, settings.on_event))
+    log = (settings.log[1],) if settings.log is not None and settings.log[0].isEnabledFor(logging.INFO) else ()
+    return (*settings.listeners, *log, *map(publish, settings.on_event))
 
 
 def current_run() -> Run | None:

@@ -12,10 +12,13 @@ from opentelemetry.baggage.propagation import W3CBaggagePropagator
 from opentelemetry.context import Context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from loopguard._config import settings
+from loopguard.telemetry._log import LOGGER, log_event
 from loopguard.telemetry._setup import Telemetry, configure_telemetry
 
 __all__ = ["Telemetry", "configure_telemetry", "extract", "inject"]
 
+settings.log = LOGGER, log_event
 _trace_context = TraceContextTextMapPropagator()
 _baggage = W3CBaggagePropagator()
 

@@ -20,8 +20,7 @@ from genai_prices import data
 from loopguard import Usage
 from loopguard.exceptions import ConfigurationError, LoopGuardWarning
 from loopguard.metering import PriceBook, prices
-
-from .conftest import PRICES
+from tests.metering.conftest import PRICES
 
 BOOK = PriceBook({**PRICES, "m-mini": {"input": 1, "output": 2}})
 
