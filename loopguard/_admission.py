@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from loopguard import _events as events
 from loopguard._amounts import decimals, plain
 from loopguard._call import CURRENT, ToolCall
-from loopguard._halting import BATCH, check_halted, end_row, note_refusal
+from loopguard._halting import came_through, check_halted, refused
 from loopguard._pipeline import LOCK, EffectTimeout, Invoke, Proceed, Steps
 from loopguard._warn import warn
 from loopguard.exceptions import LoopHalted, ToolCallRefused, ToolTimeout
@@ -289,11 +289,7 @@ class Admission:
         with LOCK:
             for run in self.chain:
                 run.refusals += 1
-        batch = BATCH.get()
-        if batch is None:
-            note_refusal(self.chain, refusal)
-        else:
-            batch.refusal = refusal
+        refused(self.chain, refusal, call.provider_id)
         if self.listeners:
             self._emit_refusal(call, refusal, False)
         return refusal
@@ -355,7 +351,7 @@ class Admission:
             for index, done in self.finishers:
                 done(call, call.tokens[index] if index >= 0 else None, result, None)
             if self.root.restless:
-                self._calm()
+                came_through(self.chain, call.provider_id)
             if self.root.alerts:
                 ring(self.root)
             if self.listeners:
@@ -391,7 +387,7 @@ class Admission:
         for index, done in self.finishers:
             done(call, call.tokens[index] if index >= 0 else None, result, error)
         if self.root.restless and not isinstance(error, ToolCallRefused | LoopHalted):
-            self._calm()
+            came_through(self.chain, call.provider_id)
         if self.root.alerts:
             ring(self.root)
         if surprised:
@@ -455,13 +451,6 @@ class Admission:
                 )
 
     # -- afterwards ----------------------------------------------------------------------------
-
-    def _calm(self) -> None:
-        batch = BATCH.get()
-        if batch is None:
-            end_row(self.chain)
-        else:
-            batch.admitted = True
 
     def _emit_finished(
         self,

@@ -151,9 +151,16 @@ def _refuse_awaitable(result: Any, what: str) -> None:
     )
 
 
+def _awaitable(result: Any) -> bool:
+    try:
+        return hasattr(type(result), "__await__")
+    except Exception:  # a metaclass of the user's that answers nothing
+        return False
+
+
 def _check_plain(result: Any, call: Any) -> None:
     """A plain def that returns a coroutine must not pass for a call that is over."""
-    if hasattr(type(result), "__await__"):
+    if _awaitable(result):
         if inspect.iscoroutine(result):
             result.close()
         raise ConfigurationError(
@@ -172,7 +179,7 @@ def _perform_sync(effect: Effect) -> Any:
     if isinstance(effect, Ask):
         ask = functools.partial(effect.fn, *effect.args)
         result = ask() if effect.timeout is None else _wait_in_thread(ask, "question", effect.timeout)
-        if hasattr(type(result), "__await__"):
+        if _awaitable(result):
             _refuse_awaitable(result, getattr(effect.fn, "__qualname__", repr(effect.fn)))
         return result
     _check_sleep(effect)
@@ -190,7 +197,7 @@ async def _perform_async(effect: Effect) -> Any:
             result = await in_thread(ask, "question", effect.timeout)
         else:
             result = ask()
-        if hasattr(type(result), "__await__"):
+        if _awaitable(result):
             result = await _bounded(result, effect.timeout)
         return result
     _check_sleep(effect)
@@ -368,8 +375,7 @@ def call_sync(
             else:
                 call.started = True
             result = fn(*args, **kwargs)
-            if hasattr(type(result), "__await__"):
-                _check_plain(result, call)
+            _check_plain(result, call)
         except BaseException as exc:
             plan.failed(call, exc)
             raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -14,15 +14,17 @@ from loopguard.exceptions import LoopHalted, ToolCallRefused
 if TYPE_CHECKING:
     from loopguard._run import Run
 
-__all__ = ["BATCH", "Batch", "check_halted", "end_row", "halting", "note_refusal"]
+__all__ = ["BATCH", "Batch", "caller", "came_through", "check_halted", "end_row", "note_refusal", "refused"]
 
 
 class Batch:
     """One turn's worth of calls: its refusals count as one."""
 
-    __slots__ = ("admitted", "refusal")
+    __slots__ = ("admitted", "ids", "refusal")
 
-    def __init__(self) -> None:
+    def __init__(self, ids: Container[str | None]) -> None:
+        self.ids = ids
+        """Which calls are the turn's own: what these call in their turn is not."""
         self.admitted = False
         self.refusal: ToolCallRefused | None = None
 
@@ -31,12 +33,36 @@ BATCH: ContextVar[Batch | None] = ContextVar("loopguard_batch", default=None)
 
 
 def caller() -> Any:
-    """The task or thread that is running: a row of refusals belongs to it."""
+    """The task or thread that is running: a row of refusals belongs to it.
+
+    Threads of our own stand in for the one that waits for them, which is their `row_of`.
+    """
     try:
         task = asyncio.current_task()
     except RuntimeError:
         task = None
-    return task if task is not None else threading.current_thread()
+    if task is not None:
+        return task
+    thread = threading.current_thread()
+    return getattr(thread, "row_of", thread)
+
+
+def refused(chain: Sequence[Run], refusal: ToolCallRefused, provider_id: str | None) -> None:
+    """A call was refused: one more in the row, unless it is part of a turn, which counts as one."""
+    batch = BATCH.get()
+    if batch is not None and provider_id in batch.ids:
+        batch.refusal = refusal
+    else:
+        note_refusal(chain, refusal)
+
+
+def came_through(chain: Sequence[Run], provider_id: str | None) -> None:
+    """A call was run: the row is over."""
+    batch = BATCH.get()
+    if batch is not None and provider_id in batch.ids:
+        batch.admitted = True
+    else:
+        end_row(chain)
 
 
 def note_refusal(chain: Sequence[Run], refusal: ToolCallRefused) -> None:
@@ -64,7 +90,7 @@ def end_row(chain: Sequence[Run]) -> None:
         for run in chain:
             run.barren = run.barren_turns = 0
             run.barren_turn = -1
-        if not root.rows:
+        if not root.rows and not root.stuck:
             root.restless = False
 
 
@@ -92,5 +118,6 @@ def halting(chain: Sequence[Run]) -> LoopHalted | None:
             if max(count, turns) >= limit and root.last_refusal is not None:
                 count = max(count, run.barren if turns >= limit else 0)
                 run.halted = LoopHalted(root.last_refusal, run.id, run.name, count)
+                root.stuck = True
                 return run.halted
     return None

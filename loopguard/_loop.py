@@ -119,8 +119,9 @@ class _Runnable:
         bound = isinstance(self, _BoundLoop)
         options: LoopOptions = me._self_parent._self_options if bound else me._self_options
         fn = me.__wrapped__
-        instance = me._self_instance if bound else getattr(fn, "__self__", None)
-        if bound and instance is None and me._self_binding == "function" and args:  # Class.step.run(obj, …)
+        of_object = bound and me._self_binding == "function"
+        instance = me._self_instance if of_object else getattr(fn, "__self__", None)
+        if of_object and instance is None and args and isinstance(args[0], me._self_owner):  # Class.step.run(obj, …)
             instance, args = args[0], args[1:]
             fn = functools.partial(fn, instance)
         if options.is_async:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import types
 import typing
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from loopguard._call import ASYNC, ASYNC_GENERATOR, GENERATOR, check_callable, colour_of, plain_function
 from loopguard._guard import Guard
@@ -26,7 +27,7 @@ class LoopOptions:
         colour = colour_of(fn)
         if colour in (GENERATOR, ASYNC_GENERATOR):
             raise ConfigurationError(
-                f"@loop: {name_of(self.fn)} is a {colour} function; a step returns the next state, it doesn't yield"
+                f"@loop: {name_of(self.fn)} is a generator function; a step returns the next state, it doesn't yield"
             )
         self.is_async = colour == ASYNC
         name = options["name"]
@@ -35,7 +36,7 @@ class LoopOptions:
         self.name: str = name or name_of(self.fn)
         self.max = _positive(options["max"], "loop(max")
         self.until = _condition(options["until"])
-        self.until_takes_iteration = self.until is not None and _takes_iteration(self.until)
+        self.until_wants_iteration = self.until is not None and _wants_iteration(self.until)
         self.question, self.judge = _judge(options["until_llm"], options["judge"], self.is_async)
         self.evaluators = _evaluators(options["evaluate"], self.is_async)
         self.max_retries = options["max_retries"]
@@ -49,14 +50,19 @@ class LoopOptions:
         self.timeout = _seconds(options["timeout"])
         self.on_iteration = _callable(options["on_iteration"], "on_iteration")
         self.on_transition = _callable(options["on_transition"], "on_transition")
+        if self.on_transition is not None and colour_of(self.on_transition) == ASYNC:
+            raise ConfigurationError(
+                f"loop(on_transition={self.on_transition!r}): give a plain function, not an async one"
+            )
         self.on_limit: str = _one_of(options, "on_limit", "return", "raise")
         self.signature = inspect.signature(self.fn)
         self.takes_self = not hasattr(self.fn, "__self__") and not isinstance(self.fn, functools.partial)
         feedback = self.signature.parameters.get("feedback")
-        self.takes_feedback = feedback is not None and feedback.kind is feedback.KEYWORD_ONLY
+        self.feedback = feedback if feedback is not None and feedback.kind is feedback.KEYWORD_ONLY else None
         self.state = options["state"]
-        if self.state is not None and self.state not in self.signature.parameters:
-            known = ", ".join(self.signature.parameters) or "none"
+        named = [p.name for p in self.signature.parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        if self.state is not None and self.state not in named:
+            known = ", ".join(named) or "none"
             raise ConfigurationError(f"loop(state={self.state!r}): {self.name} has no such parameter; it has: {known}")
 
     @property
@@ -77,29 +83,30 @@ class LoopOptions:
         if self.state is not None:
             return self.signature.parameters[self.state]
         for parameter in parameters:
-            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD, parameter.VAR_POSITIONAL):
                 return parameter
         return None
 
-    @functools.cached_property
-    def may_return_none(self) -> bool:
+    def may_return_none(self, state: inspect.Parameter) -> bool:
         """Whether an annotation of the state or the result admits None."""
         try:
-            hints = typing.get_type_hints(self.fn)
+            signature = inspect.signature(self.fn, eval_str=True)
         except Exception:  # annotations are the user's, and may name what can't be found from here
-            hints = getattr(self.fn, "__annotations__", {})
-        first = self.state or next(iter(self.signature.parameters), None)
-        return any(_admits_none(hints[name]) for name in ("return", first) if name in hints)
+            signature = self.signature
+        hints = signature.return_annotation, signature.parameters[state.name].annotation
+        return any(_admits_none(hint) for hint in hints if hint is not signature.empty)
 
 
 def _admits_none(hint: Any) -> bool:
     if isinstance(hint, str):
         return any(word in hint for word in ("None", "Optional", "Any", "object"))
+    hint = getattr(hint, "__value__", hint)  # a `type` alias
     if hint in (None, type(None), Any, object) or isinstance(hint, TypeVar):
         return True
-    return any(_admits_none(part) for part in typing.get_args(hint) if part is not Ellipsis) and (
-        typing.get_origin(hint) is typing.Union or type(hint).__name__ == "UnionType"
-    )
+    origin = typing.get_origin(hint)
+    if origin is typing.Annotated:
+        return _admits_none(hint.__origin__)
+    return origin in (typing.Union, types.UnionType, typing.Literal) and any(map(_admits_none, typing.get_args(hint)))
 
 
 def name_of(fn: Any) -> str:
@@ -176,18 +183,17 @@ def _judge(question: Any, judge: Any, is_async: bool) -> tuple[str | None, Any]:
     return question, judge
 
 
-def _takes_iteration(until: Any) -> bool:
-    """Whether until wants the iteration: as its second required positional parameter, or one of that name."""
+def _wants_iteration(until: Any) -> Literal["by name", "second", False]:
+    """How until wants the iteration: as a parameter of that name, as its second required positional one, or not."""
     try:
         parameters = list(inspect.signature(until).parameters.values())
     except (TypeError, ValueError):  # some builtins have no signature
         return False
-    if any(p.name == "iteration" and p.kind is not p.VAR_KEYWORD for p in parameters[1:]):
-        return True
-    required = [
-        p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
-    return len(required) >= 2
+    if any(p.name == "iteration" and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in parameters[1:]):
+        return "by name"
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    second = positional[1] if len(positional) > 1 else None
+    return "second" if second is not None and (second.default is second.empty or second.name == "iteration") else False
 
 
 def _guards(guard: Any, budget: Any) -> tuple[Guard, ...]:

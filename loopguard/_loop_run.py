@@ -10,7 +10,7 @@ import time
 from collections.abc import Generator, Mapping
 from dataclasses import replace
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeGuard
 
 from loopguard import _events as events
 from loopguard._amounts import SCALE, decimal
@@ -82,12 +82,17 @@ class LoopRun:
         self.fn = fn
         self.args = list(args)
         self.kwargs = dict(kwargs)
+        if options.feedback is not None:
+            default = options.feedback.default
+            self.kwargs.setdefault("feedback", None if default is inspect.Parameter.empty else default)
         parameter = options.state_parameter(instance is not None)
-        self.stateful = parameter is not None
+        if parameter is not None and parameter.kind is parameter.VAR_POSITIONAL and not args:
+            parameter = None  # nothing was given that could be the state
+        self.parameter = parameter
         self.place: int | str = 0
         if parameter is not None:
             self.place = self._find(parameter, instance is not None)
-        self.value: Any = self._get() if self.stateful else None
+        self.value: Any = self._get() if parameter is not None else None
         self.initial = self.value
         self.run = Run(
             options.name,
@@ -110,22 +115,17 @@ class LoopRun:
 
     def _find(self, parameter: inspect.Parameter, bound: bool) -> int | str:
         """Where the state stands among the arguments; an omitted one is put there with its default."""
-        positions = [
-            p.name
-            for p in self.options.signature.parameters.values()
-            if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-        ]
-        position = positions.index(parameter.name) if parameter.name in positions else -1
-        if bound and self.options.takes_self:
-            position -= 1
+        parameters = list(self.options.signature.parameters.values())[bound and self.options.takes_self :]
+        positional = [p for p in parameters if p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD)]
+        position = positional.index(parameter) if parameter in positional else -1
         if 0 <= position < len(self.args):
             return position
         if parameter.name not in self.kwargs:
             if parameter.default is parameter.empty:
                 self.fn_binding_error()
             if parameter.kind is parameter.POSITIONAL_ONLY:
-                self.args.append(parameter.default)
-                return len(self.args) - 1
+                self.args += [p.default for p in positional[len(self.args) : position + 1]]
+                return position
             self.kwargs[parameter.name] = parameter.default
         return parameter.name
 
@@ -142,7 +142,7 @@ class LoopRun:
     def _set(self, value: Any) -> None:
         self.value = value
         if isinstance(self.place, int):
-            if self.stateful:
+            if self.parameter is not None:
                 self.args[self.place] = value
         else:
             self.kwargs[self.place] = value
@@ -157,7 +157,7 @@ class LoopRun:
     def __exit__(self, kind: object, exc: BaseException | None, traceback: object) -> bool:
         raised = exc
         try:
-            if exc is not None:
+            if exc is not None and not self.is_own(exc):
                 self.outcome = self.stopped(exc)
                 if self.outcome is not None:
                     raised = None
@@ -172,15 +172,20 @@ class LoopRun:
 
     def close(self, raised: BaseException | None) -> None:
         """Leave the run and end its span."""
-        run, outcome = self.run, self.outcome
-        if raised is None and outcome is not None:
+        run = self.run
+        outcome = raised.result if self.is_own(raised) else self.outcome if raised is None else None
+        if outcome is not None:
             reason: StopReason | None = outcome.stop_reason
-            run.leave(self.token, reason, outcome.value, outcome.error, self.completed)
+            run.leave(self.token, reason, outcome.value, outcome.error, outcome.iterations)
         else:
             reason = stop_reason_of(raised)
-            run.leave(self.token, reason, self.value, raised, self.completed)
+            run.leave(self.token, reason, self.value, raised, len(self.history))
         if run.span is not None:
             run.span.end(run, reason, None if raised is None or only_refusals(raised) is not None else raised)
+
+    def is_own(self, raised: BaseException | None) -> TypeGuard[LoopStopped]:
+        """Whether this loop itself raises it, to say how it ended."""
+        return isinstance(raised, LoopStopped) and raised.result.run_id == self.run.id
 
     def plain_value(self) -> Any:
         """What a plain call returns: never the untouched argument in the guise of a result."""
@@ -188,9 +193,7 @@ class LoopRun:
         assert result is not None
         if not self.completed and result.stop_reason is not StopReason.EVALUATION_FAILED:
             text = f"{result.name} was stopped before its first iteration was completed: {result}"
-            stopped = LoopStopped(result, text)
-            attach_result(stopped, result)
-            raise stopped from result.error
+            raise LoopStopped(result, text) from result.error
         return result.value
 
     # -- its iterations --------------------------------------------------------------------------
@@ -232,16 +235,21 @@ class LoopRun:
         started = time.perf_counter()
         self.satisfied = None
         self.feedback = run.feedback
+        completed = self.completed
         error: BaseException | None = None
         try:
-            kwargs = {**self.kwargs, "feedback": run.feedback} if options.takes_feedback else self.kwargs
+            told = options.feedback is not None and run.feedback is not None
+            kwargs = {**self.kwargs, "feedback": run.feedback} if told else self.kwargs
             value = yield Invoke(_Body(options.name, self.body, tuple(self.args), kwargs))
-            if value is None and self.stateful and self.value is not None and not options.may_return_none:
+            state = self.parameter
+            if value is None and state is not None and self.value is not None and not options.may_return_none(state):
                 raise ConfigurationError(
                     f"{options.name} returned None: return the state, it is the next iteration's argument "
                     f"(or annotate that None is meant)"
                 )
             self.record(value, before, started)
+            if not options.evaluators:
+                self.accept(value)
             if options.on_iteration is not None:
                 yield Ask(options.on_iteration, value, run.iteration)
             run.feedback = None
@@ -249,13 +257,17 @@ class LoopRun:
                 passed, value = yield from self.evaluate(value, span, before, started)
                 if not passed:
                     return self.reject(value)
-            self.accept(value)
+                self.accept(value)
             if options.evaluates_alone:
                 self.satisfied = True
                 return StopReason.EVALUATED
             if options.until is not None:
-                arguments = (value, run.iteration) if options.until_takes_iteration else (value,)
-                self.satisfied = bool((yield Ask(options.until, *arguments)))
+                until, wants = options.until, options.until_wants_iteration
+                if wants == "by name":
+                    until = functools.partial(until, iteration=run.iteration)
+                self.satisfied = bool(
+                    (yield Ask(until, value, run.iteration) if wants == "second" else Ask(until, value))
+                )
                 if self.satisfied:
                     return StopReason.UNTIL
             if options.question is not None:
@@ -269,6 +281,14 @@ class LoopRun:
             error = exc
             raise
         finally:
+            if self.history and self.history[-1].number == run.iteration:
+                last = self.history[-1]
+                run.emit(
+                    events.IterationEnded,
+                    value=last.value,
+                    accepted=self.completed > completed,
+                    duration=max(0.0, time.perf_counter() - started),
+                )
             if span is not None:
                 span.end(self.satisfied, None if error is None or only_refusals(error) is not None else error)
 
@@ -350,7 +370,6 @@ class LoopRun:
     def record(self, value: Any, before: Mapping[str, int], started: float) -> None:
         """Note what the iteration did and cost."""
         self.history.append(self.iteration(value, (), before, started))
-        self.run.emit(events.IterationEnded, value=value, duration=self.history[-1].duration)
 
     def note(
         self, verdict: Verdict, span: IterationSpan | None, by: Any, before: Mapping[str, int], started: float
@@ -425,9 +444,7 @@ class LoopRun:
                 "loop %s reached its ceiling of %d iterations without being done", self.run.name, self.options.max
             )
             if self.options.on_limit == "raise":
-                stopped = LoopStopped(result)
-                attach_result(stopped, result)
-                raise stopped
+                raise LoopStopped(result)
         return result
 
     def degrade(self) -> LoopResult[Any]:
@@ -436,9 +453,7 @@ class LoopRun:
         self.move("fail")
         result = self.result(StopReason.EVALUATION_FAILED, None)
         if options.fallback is None and options.on_failure == "raise":
-            failed = EvaluationFailed(result)
-            attach_result(failed, result)
-            raise failed
+            raise EvaluationFailed(result)
         if options.fallback is not None:
             value, what = options.fallback(result), "the fallback's value"
         else:
@@ -467,10 +482,11 @@ class LoopRun:
         """Leave the partial result, and where it happened, on an exception that goes on upwards."""
         if self.state in (LoopState.RUNNING, LoopState.RETRY):
             try:
-                self.move("fail")
+                self.move("fail" if only_refusals(exc) is None else "stop")
             except Exception:  # on_transition is the user's; exc is what has to arrive
                 _log.debug("on_transition failed", exc_info=True)
-        attach_result(exc, self.result(stop_reason_of(exc) or StopReason.ERROR, exc))
+        result = self.result(stop_reason_of(exc) or StopReason.ERROR, exc)
+        attach_result(exc, result, [run.id for run in self.run.chain])
         if isinstance(exc, Exception) and only_refusals(exc) is None:
             exc.add_note(f"in loop {self.run.name!r}, iteration {self.run.iteration} of at most {self.options.max}")
 

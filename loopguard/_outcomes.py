@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import Enum
@@ -203,28 +203,35 @@ def read_verdict(said: Any, who: str) -> Verdict:
 class _Partial:
     """Holds the result on an exception, and is left behind when the exception is pickled."""
 
-    __slots__ = ("result",)
+    __slots__ = ("chain", "result")
 
-    def __init__(self, result: LoopResult[Any] | None = None) -> None:
+    def __init__(self, result: LoopResult[Any] | None = None, chain: Collection[str] = ()) -> None:
         self.result = result
+        self.chain = chain
+        """The ids of the runs that the exception passes on its way up."""
 
     def __reduce__(self) -> tuple[type[_Partial], tuple[()]]:
         return _Partial, ()
 
 
-def attach_result(exc: BaseException, result: LoopResult[Any]) -> None:
-    """Let `result_of(exc)` find the result of the innermost loop that exc escaped from."""
-    if getattr(exc, "_loopguard_partial", None) is None:
-        exc._loopguard_partial = _Partial(result)  # type: ignore[attr-defined]  # an attribute of our own on a foreign object
+def attach_result(exc: BaseException, result: LoopResult[Any], chain: Collection[str]) -> None:
+    """Let `result_of(exc)` find the result of the innermost loop that exc escaped from.
+
+    ``chain``: the ids of that loop's run and those above it. One and the same exception may be raised again in
+    another run, whose result takes the place of the older one.
+    """
+    known = getattr(exc, "_loopguard_partial", None)
+    if known is None or result.run_id not in known.chain:
+        exc._loopguard_partial = _Partial(result, chain)  # type: ignore[attr-defined]  # an attribute of our own on a foreign object
 
 
 def result_of(exc: BaseException) -> LoopResult[Any] | None:
     """The partial LoopResult of the innermost loop that this exception escaped from, or None."""
+    result = getattr(exc, "result", None)  # of a LoopStopped
+    if isinstance(result, LoopResult):
+        return result
     partial = getattr(exc, "_loopguard_partial", None)
-    if partial is not None:
-        return partial.result  # type: ignore[no-any-return]  # only attach_result writes it
-    result = getattr(exc, "result", None)
-    return result if isinstance(result, LoopResult) else None
+    return None if partial is None else partial.result  # type: ignore[no-any-return]  # only attach_result writes it
 
 
 def only_refusals(exc: BaseException) -> ToolCallRefused | LoopHalted | None:

@@ -79,6 +79,8 @@ class Run:
     # of the root, for the whole tree
     alarm: bool = False
     restless: bool = False
+    stuck: bool = False
+    """Some run of the tree was halted, for good."""
     refusal_count: int = 0
     last_refusal: ToolCallRefused | None = None
     last_model_refusal: ToolCallRefused | None = None

@@ -1,4 +1,4 @@
-"""What all tests share: callables of every colour."""
+"""What all tests share: callables of every colour, and spans in memory."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from loopguard.telemetry import _spans
 
 COLOURS = ("sync", "async", "generator", "async generator")
 
@@ -54,12 +59,15 @@ class Colour:
         if self.name == "generator":
             return list(fn(*args, **kwargs))[-1]
 
-        async def main() -> Any:
+        async def main() -> None:
             if self.name == "async":
-                return await fn(*args, **kwargs)
-            return [item async for item in fn(*args, **kwargs)][-1]
+                results.append(await fn(*args, **kwargs))
+            else:
+                results.extend([item async for item in fn(*args, **kwargs)])
 
-        return self._runner.run(main(), context=contextvars.copy_context())
+        results: list[Any] = []  # not through the task: asyncio prints its result
+        self._runner.run(main(), context=contextvars.copy_context())
+        return results[-1]
 
 
 @pytest.fixture(params=COLOURS)
@@ -67,3 +75,20 @@ def colour(request: pytest.FixtureRequest) -> Iterator[Colour]:
     """Every test that asks for it runs once for each of the four kinds of callable."""
     with asyncio.Runner() as runner:
         yield Colour(request.param, runner)
+
+
+@pytest.fixture
+def provider(monkeypatch: pytest.MonkeyPatch) -> TracerProvider:
+    """A TracerProvider for one test: the global one can be set only once in a process."""
+    provider = TracerProvider(shutdown_on_exit=False)
+    monkeypatch.setattr(_spans, "_tracer", provider.get_tracer("loopguard"))
+    monkeypatch.setattr(_spans, "_recording", True)
+    return provider
+
+
+@pytest.fixture
+def exporter(provider: TracerProvider) -> InMemorySpanExporter:
+    """Where the spans of the test arrive when they end."""
+    exporter = InMemorySpanExporter()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    return exporter

@@ -234,7 +234,9 @@ def test_concurrent_reports_of_one_call_add_up() -> None:
 
     @tool(cost=1)
     def work() -> None:
-        threads = [threading.Thread(target=_in_context(lambda: [charge(usd=0.01) for _ in range(25)])) for _ in range(8)]
+        threads = [
+            threading.Thread(target=_in_context(lambda: [charge(usd=0.01) for _ in range(25)])) for _ in range(8)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -21,7 +21,7 @@ from loopguard.budgets.budget import Budget
 from loopguard.exceptions import BudgetExceeded, ToolCallRefused
 from loopguard.metering._estimates import Survey
 from loopguard.metering._reading import Bill, parts
-from loopguard.metering.prices import PriceSource, cost_of, tariff_for
+from loopguard.metering.prices import PriceSource, cost_of
 from loopguard.telemetry import _constants as names
 from loopguard.telemetry import _spans as spans
 
@@ -54,6 +54,7 @@ class ModelCall:
         self.unpriced = False
         self.started = time.perf_counter()
         self._max_tokens = 0
+        self._models = [model]
         self._worst = Usage()
         self._open = True
         self.span: Any = None
@@ -64,6 +65,9 @@ class ModelCall:
         """Work out the most that the call may cost: its input and max_tokens of output."""
         limit = body.get("max_tokens")
         self._max_tokens = limit if type(limit) is int and limit > 0 else 0
+        others = body.get("fallbacks")
+        for entry in others if isinstance(others, list) else ():
+            self._models.append(str(entry.get("model")) if isinstance(entry, Mapping) else "")
         tokens = survey.input_tokens
         self._worst = Usage(
             tokens=tokens + self._max_tokens,
@@ -87,8 +91,10 @@ class ModelCall:
             self.reserved["usd"] = usd
 
     def _usd(self, output: int) -> int | None:
-        tariff = tariff_for(self.prices, self.name, self._worst)
-        return None if tariff is None else tariff.cost(replace(self._worst, output_tokens=output))
+        """What it costs with so much output, whichever model answers; None where one's price is unknown."""
+        worst = replace(self._worst, output_tokens=output)
+        costs = [cost_of(self.prices, [(model, worst)]) for model in self._models]
+        return None if None in costs else max(filter(None, costs), default=0)
 
     def admit(self) -> ToolCallRefused | None:
         """Reserve on every run of the chain at once; or give the refusal of the first that says no, nothing taken."""

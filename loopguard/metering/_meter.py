@@ -42,6 +42,8 @@ def meter(
         raise ConfigurationError(f"meter({client!r}): give a client of the anthropic SDK (2.14 or newer)")
     if estimate is not None and estimate != "count_tokens" and not callable(estimate):
         raise ConfigurationError(f"meter(estimate={estimate!r}): give 'count_tokens' or a function of the body")
+    if prices is None and estimate is None and any(isinstance(entry, Meter) for entry in existing):
+        return client  # metered already, at its own prices
     given: Any = settings.prices if prices is None else prices
     source: PriceSource = given if hasattr(given, "tariff") else PriceBook(given)
     others = [entry for entry in existing if not isinstance(entry, Meter)]  # a call is never counted twice

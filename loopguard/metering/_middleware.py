@@ -10,8 +10,9 @@ import httpx2
 from anthropic import APIConnectionError, Middleware
 
 from loopguard._drivers import drive_async, drive_sync
-from loopguard._pipeline import Ask, Effect, Steps
+from loopguard._pipeline import LOCK, Ask, Effect, Steps
 from loopguard._run import Run, current_run
+from loopguard.exceptions import ConfigurationError
 from loopguard.metering._calls import ModelCall
 from loopguard.metering._estimates import survey
 from loopguard.metering._reading import BatchReader, Bill, Reader, reader_for
@@ -63,10 +64,13 @@ class Meter(Middleware):
         body = request.json if isinstance(request.json, Mapping) else {}
         call = ModelCall(run, str(body.get("model", "")), self.prices)
         seen = survey(body)
-        if callable(self.estimate):
-            seen = seen._replace(input_tokens=(yield Ask(self.estimate, body)))
-        elif self.estimate is not None:
+        if self.estimate == "count_tokens":
             seen = seen._replace(input_tokens=(yield from _counted(request, send, body)) or seen.input_tokens)
+        elif self.estimate is not None:
+            tokens = yield Ask(self.estimate, body)
+            if type(tokens) is not int or tokens < 0:
+                raise ConfigurationError(f"meter(estimate=…) gave {tokens!r}: it has to give a number of tokens")
+            seen = seen._replace(input_tokens=tokens)
         call.reserve(body, seen)
         while refusal := call.admit():
             if refusal.cure is None or not (yield from refusal.cure(call)):
@@ -93,10 +97,13 @@ class Meter(Middleware):
             list(one.caps)  # made now where no call has made them: budgets watch from then on
 
         def charge(message: dict[str, Any]) -> None:
-            if message.get("id") not in charged:
+            with LOCK:
+                if message.get("id") in charged:
+                    return
                 charged.add(message.get("id"))
-                call = ModelCall(run, str(message.get("model", "")), self.prices)
-                call.received(Bill(message.get("usage"), partial=False))
+            ModelCall(run, str(message.get("model", "")), self.prices).received(
+                Bill(message.get("usage"), partial=False)
+            )
 
         response = yield Ask(send, request)
         http = getattr(response, "http_response", None)

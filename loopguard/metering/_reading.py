@@ -23,13 +23,18 @@ def parts(usage: Any, model: str) -> list[tuple[str, Usage]]:
     The total comes first. Iterations that it leaves out, compactions and an advisor's, come after it.
     """
     total = _read(usage)
-    shares = [(model, replace(total, model_calls=1))]
+    modes = {name: getattr(total, name) for name in ("service_tier", "speed", "inference_geo")}
+    others = []
     iterations = _get(usage, "iterations")
     for entry in iterations if isinstance(iterations, list) else ():
-        if _get(entry, "type") in ("compaction", "advisor_message"):
-            modes = {name: getattr(total, name) for name in ("service_tier", "speed", "inference_geo")}
-            shares.append((_text(entry, "model") or model, replace(_read(entry), **modes)))
-    return shares
+        match _get(entry, "type"):
+            case "compaction":
+                others.append((model, replace(_read(entry), **modes)))
+            case "advisor_message":
+                others.append((_text(entry, "model") or model, replace(_read(entry), **modes)))
+            case "fallback_message":  # another model has answered, and the total is its own
+                model = _text(entry, "model") or model
+    return [(model, replace(total, model_calls=1)), *others]
 
 
 def _read(usage: Any) -> Usage:
@@ -260,7 +265,7 @@ class Lines:
 def _json(data: bytes) -> Any:
     try:
         return json.loads(data)
-    except ValueError:  # malformed, or cut: the SDK tells the caller
+    except (ValueError, RecursionError):  # malformed, or cut: the SDK tells the caller
         return None
 
 

@@ -118,16 +118,11 @@ class PriceBook:
         return None if exact is None else decimal(exact)
 
 
-def tariff_for(prices: PriceSource, model: str, usage: Usage) -> Tariff | None:
-    """The tariff in the mode that this usage was made in."""
-    return prices.tariff(model, batch=usage.service_tier == "batch", fast=usage.speed == "fast")
-
-
 def cost_of(prices: PriceSource, shares: list[tuple[str, Usage]]) -> int | None:
     """What all shares cost together, in 1e-18 USD; None as soon as one of them is unknown."""
     total = 0
     for model, usage in shares:
-        tariff = tariff_for(prices, model, usage)
+        tariff = prices.tariff(model, batch=usage.service_tier == "batch", fast=usage.speed == "fast")
         exact = None if tariff is None else tariff.cost(usage)
         if exact is None:
             return None

@@ -17,7 +17,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
-from loopguard import ApproveTool, Budget, BudgetExceeded, Guard, LoopLimit, Run, ToolCall, ToolCallRefused, charge, tool
+from loopguard import (
+    ApproveTool,
+    Budget,
+    BudgetExceeded,
+    Guard,
+    LoopLimit,
+    Run,
+    ToolCall,
+    ToolCallRefused,
+    charge,
+    tool,
+)
 
 UNITS = ("usd", "credits")
 NOTHING = Fraction(0)
@@ -137,7 +148,9 @@ class BudgetMachine(RuleBasedStateMachine):
 
     # -- calls -----------------------------------------------------------------------------------
 
-    def begin(self, node: Node, fn: Any, cost: dict[str, Any], estimate: dict[str, Fraction], declared: bool) -> Call | None:
+    def begin(
+        self, node: Node, fn: Any, cost: dict[str, Any], estimate: dict[str, Fraction], declared: bool
+    ) -> Call | None:
         number = len(self.inboxes)
         self.inboxes.append(asyncio.Queue())
         self.answers[number] = self.loop.create_future()
@@ -265,7 +278,11 @@ class BudgetMachine(RuleBasedStateMachine):
             for unit, cap in node.caps.items():
                 assert Fraction(node.run.spent(unit)) <= cap + node.above[unit]
             for unit in UNITS:
-                lefts = [other.caps[unit] - other.spent[unit] - self.reserved(other, unit) for other in node.chain if unit in other.caps]
+                lefts = [
+                    other.caps[unit] - other.spent[unit] - self.reserved(other, unit)
+                    for other in node.chain
+                    if unit in other.caps
+                ]
                 left = node.run.remaining(unit)
                 assert (left is None) == (not lefts)
                 assert left is None or Fraction(left) == max(NOTHING, min(lefts))
@@ -309,7 +326,11 @@ steps = st.builds(
 
 
 @settings(max_examples=25, deadline=None)
-@given(scripts=st.lists(st.lists(steps, max_size=6), min_size=2, max_size=6), cap=st.integers(0, 60), inner=st.integers(0, 60))
+@given(
+    scripts=st.lists(st.lists(steps, max_size=6), min_size=2, max_size=6),
+    cap=st.integers(0, 60),
+    inner=st.integers(0, 60),
+)
 def test_threads_that_yield_at_any_point_keep_the_guarantee(scripts: list[list[Step]], cap: int, inner: int) -> None:
     """Threads run their scripts against one tree, and the books add up to what each of them knows of itself."""
     lock = threading.Lock()

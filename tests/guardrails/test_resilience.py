@@ -477,18 +477,18 @@ def test_waiting_for_a_person_uses_no_timeout(colour: Colour) -> None:
         bodies.append(n)
         return n
 
-    @loop(max=2, timeout=0.3, guard=Guard(ApproveTool(desk), Timeout(SHORT * 2)))
+    @loop(max=2, timeout=0.15, guard=Guard(ApproveTool(desk), Timeout(SHORT * 2)))
     def step(n: int) -> int:
         return pay(n)
 
-    @loop(max=2, timeout=0.3, guard=Guard(ApproveTool(desk), Timeout(SHORT * 2)))
+    @loop(max=2, timeout=0.15, guard=Guard(ApproveTool(desk), Timeout(SHORT * 2)))
     async def astep(n: int) -> int:
         return await apay(n)
 
     def person() -> None:
         for number in range(2):
             desk.wait()
-            time.sleep(0.4)  # what a person takes: longer than every timeout
+            time.sleep(0.2)  # what a person takes: longer than every timeout
             desk.answer(number, True)
 
     thread = threading.Thread(target=person, daemon=True)

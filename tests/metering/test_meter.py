@@ -215,7 +215,7 @@ def test_an_unknown_price_is_refused_under_a_cap_in_usd(basic: Way) -> None:
 
 def test_an_unknown_price_without_a_cap_in_usd_is_unknown(basic: Way) -> None:
     """C24: it runs, its cost is None and not 0, its tokens are metered; a later call doesn't make the cost known."""
-    with MessagesServer(c26) as server, Guard(Budget(tokens=1000)).scope() as outer, capture() as seen:
+    with MessagesServer(c26) as server, capture() as seen, Guard(Budget(tokens=1000)).scope() as outer:
         with Guard().scope() as run:
             basic.call(server.url, model="m.1")
             basic.call(server.url)
@@ -373,7 +373,7 @@ def test_prices_may_be_configured_for_all(monkeypatch: pytest.MonkeyPatch) -> No
     configure(prices=PriceBook({"m": {"input": 1, "output": 1}}))
     with MessagesServer(c26) as server, Guard().scope() as run:
         CREATE.call(server.url, prices=None)
-    assert run.spent() == Decimal("0.00003275")
+    assert run.spent() == Decimal("0.0000325")
 
 
 # -- estimates ---------------------------------------------------------------------------------------
@@ -613,8 +613,8 @@ def platforms() -> list[Any]:
         pytest.param(bedrock, "us.anthropic.claude-sonnet-4-5-20250929-v1:0", "0.0033", id="bedrock"),
         pytest.param(mantle, "anthropic.claude-sonnet-4-5-20250929-v1:0", "0.0033", id="mantle"),
         pytest.param(vertex, "claude-sonnet-4@20250514", "0.003", id="vertex"),
-        pytest.param(foundry, "claude-sonnet-4-5", "0.003", id="foundry"),
-        pytest.param(aws, "claude-sonnet-4-5", "0.003", id="aws"),
+        pytest.param(foundry, "claude-opus-5", "0.005", id="foundry"),
+        pytest.param(aws, "claude-opus-5", "0.005", id="aws"),
     ]
 
 

@@ -1,4 +1,4 @@
-"""What the tests of telemetry share: spans in memory, and fresh interpreters."""
+"""What the tests of telemetry share: a process without a provider, and fresh interpreters."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import ProxyTracer
 
 from loopguard import exceptions
@@ -19,23 +16,6 @@ from loopguard.telemetry import _spans
 
 ROOT = Path(exceptions.__file__).parents[1]
 Program = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-@pytest.fixture
-def provider(monkeypatch: pytest.MonkeyPatch) -> TracerProvider:
-    """A TracerProvider for one test: the global one can be set only once in a process."""
-    provider = TracerProvider(shutdown_on_exit=False)
-    monkeypatch.setattr(_spans, "_tracer", provider.get_tracer("loopguard"))
-    monkeypatch.setattr(_spans, "_recording", True)
-    return provider
-
-
-@pytest.fixture
-def exporter(provider: TracerProvider) -> InMemorySpanExporter:
-    """Where the spans of the test arrive when they end."""
-    exporter = InMemorySpanExporter()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    return exporter
 
 
 @pytest.fixture
