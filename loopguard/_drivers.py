@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from loopguard._admission import Admission
 from loopguard._call import CURRENT, Tool, ToolCall
 from loopguard._fingerprints import ItemDigest
+from loopguard._halting import caller
 from loopguard._pipeline import Ask, Effect, EffectTimeout, Invoke, Sleep, Steps
 from loopguard._run import Run
 from loopguard.exceptions import ConfigurationError, ToolCallRefused
@@ -33,6 +34,7 @@ __all__ = [
     "drive_async",
     "drive_sync",
     "in_thread",
+    "running_task",
 ]
 
 R = TypeVar("R")
@@ -56,7 +58,9 @@ def _spawn(fn: Callable[[], R], name: str, deliver: Callable[[R | None, BaseExce
         else:
             deliver(result, None)
 
-    threading.Thread(target=work, name=f"loopguard {name}", daemon=True).start()
+    thread = threading.Thread(target=work, name=f"loopguard {name}", daemon=True)
+    thread.row_of = caller()  # type: ignore[attr-defined]  # what it is refused counts for the one who waits
+    thread.start()
 
 
 def _wait_in_thread(fn: Callable[[], R], name: str, timeout: float | None) -> R:
@@ -74,6 +78,7 @@ def _wait_in_thread(fn: Callable[[], R], name: str, timeout: float | None) -> R:
 
 async def in_thread(fn: Callable[[], R], name: str, timeout: float | None = None) -> R:
     """The result of fn, run in a daemon thread while the event loop goes on."""
+    running_task(name)
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
 
@@ -218,7 +223,8 @@ def _is_async(fn: Any) -> bool:
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
 
 
-def _running_task(name: str) -> asyncio.Task[Any] | None:
+def running_task(name: str) -> asyncio.Task[Any] | None:
+    """The current task; ConfigurationError where another library than asyncio runs us."""
     try:
         return asyncio.current_task()
     except RuntimeError:
@@ -409,7 +415,7 @@ async def call_async(
     tool: Tool, fn: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any], id: str | None = None
 ) -> Any:
     """Call an async tool."""
-    task = _running_task(tool.name)
+    task = running_task(tool.name)
     plan = plan_of(tool)
     call = ToolCall(plan, fn, instance, args, kwargs, id)
     tracer = plan.tracer
@@ -655,7 +661,7 @@ async def _run_async_generator(
     kwargs: dict[str, Any],
     id: str | None,
 ) -> AsyncGenerator[Any, Any]:
-    _running_task(tool.name)
+    running_task(tool.name)
     it = _Iteration(tool, fn, instance, args, kwargs, id)
     started.append(it)
     error: BaseException | None = None

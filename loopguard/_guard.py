@@ -18,13 +18,13 @@ import wrapt
 
 from loopguard._admission import Admission, admission_hook, invoke
 from loopguard._amounts import costs
-from loopguard._call import ASYNC, ASYNC_GENERATOR, CURRENT, GENERATOR, SYNC, Tool, ToolCall, check_callable
+from loopguard._call import ASYNC, ASYNC_GENERATOR, GENERATOR, SYNC, Tool, ToolCall, check_callable, new_id
 from loopguard._config import settings
-from loopguard._drivers import call_async, call_async_generator, call_generator, call_sync, in_thread
-from loopguard._events import Event
-from loopguard._halting import BATCH, Batch, end_row, halting, note_refusal
+from loopguard._drivers import call_async, call_async_generator, call_generator, call_sync, in_thread, running_task
+from loopguard._events import Event, ToolRefused
+from loopguard._halting import BATCH, Batch, check_halted, end_row, note_refusal, refused
 from loopguard._outcomes import LoopResult, StopReason, only_refusals, stop_reason_of
-from loopguard._pipeline import Hook, compose
+from loopguard._pipeline import LOCK, Hook, compose
 from loopguard._run import Run, current_run, publish, subscribers
 from loopguard._schemas import InvalidArguments, ToolUse, UnknownTool, tool_result, tool_uses, unknown_tool
 from loopguard.budgets import Budget
@@ -93,6 +93,8 @@ def _stations(tool: Tool, run: Run) -> list[tuple[Run, tuple[Any, ...]]]:
     for guard in own:
         if guard not in root.adopted:
             root.adopted = (*root.adopted, guard)
+            if root.max_refusals is None and not isinstance(guard.max_refusals, _Inherited):
+                root.max_refusals = guard.max_refusals
             if guard.listener is not None and guard.listener not in root.listeners:
                 root.listeners = (*root.listeners, guard.listener)
     return [
@@ -607,8 +609,9 @@ class Guard:
         """
         named = _Named(self._by_name(tools))
         results = []
-        with _Turn():
-            for use in tool_uses(message):
+        uses = tool_uses(message)
+        with _Turn(uses):
+            for use in uses:
                 try:
                     results.append(tool_result(use.id, self._call(named, use.name, use.input, use.id)))
                 except Exception as exc:  # whatever a tool raises is the model's to know
@@ -625,8 +628,9 @@ class Guard:
             except Exception as exc:  # whatever a tool raises is the model's to know
                 return _error_result(use, exc)
 
-        with _Turn():
-            done = await asyncio.gather(*(one(use) for use in tool_uses(message)), return_exceptions=True)
+        uses = tool_uses(message)
+        with _Turn(uses):
+            done = await asyncio.gather(*map(one, uses), return_exceptions=True)
         for outcome in done:
             if isinstance(outcome, BaseException):
                 raise outcome
@@ -659,7 +663,7 @@ class Guard:
                 raise UnknownTool(unknown_tool(name, list(named.targets)))
             args, kwargs = target.arguments.to_call(target.arguments.validate(arguments))
         except InvalidArguments as exc:
-            _count_invalid(self, name, exc)
+            _count_invalid(name, arguments, id, exc)
             raise
         return target, functools.partial(target.call, args, kwargs, id)
 
@@ -762,34 +766,39 @@ def _wind_down(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return results
 
 
-def _count_invalid(guard: Guard, name: str, exc: InvalidArguments) -> None:
+def _count_invalid(name: str, arguments: Any, id: str | None, exc: InvalidArguments) -> None:
     """A call that can't be made counts as a refusal, so that a model that keeps making it is halted."""
-    here = CURRENT.get()
-    run = here.run if here is not None else None
-    if run is None or run.outside:
+    run = current_run()
+    if run is None:
         return
-    halted = halting(run.chain)
-    if halted is not None:
-        raise LoopHalted(*halted.args)
+    check_halted(run.chain)
     refusal = ToolCallRefused("invalid_arguments", "Guard", name, str(exc), None, None, run.name, run.id)
-    batch = BATCH.get()
-    if batch is None:
-        note_refusal(run.chain, refusal)
-    else:
-        batch.refusal = refusal
+    with LOCK:
+        for ancestor in run.chain:
+            ancestor.refusals += 1
+    refused(run.chain, refusal, id)
+    run.emit(
+        ToolRefused,
+        call_id=id or new_id("call"),
+        tool=name,
+        arguments=arguments if isinstance(arguments, Mapping) else {"arguments": arguments},
+        code=refusal.code,
+        guardrail=refusal.guardrail,
+        reason=refusal.reason,
+        owner_id=run.id,
+    )
 
 
 class _Turn:
     """A batch of calls: if all of them were refused, that is one refusal in the row."""
 
+    def __init__(self, uses: Sequence[ToolUse]) -> None:
+        self.batch = Batch({use.id for use in uses})
+
     def __enter__(self) -> None:
-        here = CURRENT.get()
-        self.run = here.run if here is not None and not here.run.outside else None
+        self.run = current_run()
         if self.run is not None:
-            halted = halting(self.run.chain)
-            if halted is not None:
-                raise LoopHalted(*halted.args)
-        self.batch = Batch()
+            check_halted(self.run.chain)
         self.token = BATCH.set(self.batch)
 
     def __exit__(self, *exc_info: object) -> None:
@@ -802,7 +811,7 @@ class _Turn:
             note_refusal(self.run.chain, self.batch.refusal)
 
 
-def _halted(run: Run, halted: LoopHalted) -> LoopResult[None]:
+def _halted(run: Run, cause: ToolCallRefused | LoopHalted) -> LoopResult[None]:
     overdue = any(ancestor.overdue() for ancestor in run.chain)
     reason = StopReason.TIMEOUT if overdue else StopReason.HALTED
     return LoopResult(
@@ -813,7 +822,7 @@ def _halted(run: Run, halted: LoopHalted) -> LoopResult[None]:
         usage=run.usage,
         cost=run.cost,
         warnings=tuple(run.warnings),
-        error=halted.refusal,
+        error=cause.refusal if isinstance(cause, LoopHalted) else cause,
         run_id=run.id,
         trace_id=run.trace_id,
         name=run.name,
@@ -826,19 +835,23 @@ class Scope:
     def __init__(self, name: str, guards: tuple[Guard, ...]) -> None:
         self._name = name
         self._guards = guards
-        self._entered: list[tuple[Run, Token[Any], Any]] = []
+        self._entered: dict[Run, tuple[Token[Any], Any]] = {}
 
     def __enter__(self) -> Run:
         run = Run(self._name, current_run(), self._guards)
         span = RunSpan(run) if provider_is_set() else None
-        self._entered.append((run, run.enter(), span))
+        self._entered[run] = run.enter(), span
         return run
 
     def __exit__(self, kind: Any, exc: BaseException | None, traceback: Any) -> None:
-        run, token, span = self._entered.pop()
+        run = current_run()
+        if run is None or run not in self._entered:  # left in another context than it was entered in
+            run = next(reversed(self._entered))
+        token, span = self._entered.pop(run)
         stopped = None
-        if isinstance(exc, LoopHalted) and all(ancestor.kind == "scope" for ancestor in run.chain):
-            stopped = LoopStopped(_halted(run, exc), str(exc))
+        cause = only_refusals(exc) if exc is not None and not isinstance(exc, Exception) else None
+        if cause is not None and all(ancestor.kind == "scope" for ancestor in run.chain):
+            stopped = LoopStopped(_halted(run, cause), str(cause) if isinstance(cause, LoopHalted) else None)
         run.leave(token, stop_reason_of(exc), error=exc)
         if span is not None:
             span.end(run, stop_reason_of(exc), None if exc is None or only_refusals(exc) is not None else exc)
@@ -846,6 +859,7 @@ class Scope:
             raise stopped from exc
 
     async def __aenter__(self) -> Run:
+        running_task(self._name)
         return self.__enter__()
 
     async def __aexit__(self, kind: Any, exc: BaseException | None, traceback: Any) -> None:

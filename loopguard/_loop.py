@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import warnings
 from collections.abc import Callable, Coroutine, Sequence
@@ -10,13 +9,13 @@ from typing import Any, Concatenate, Literal, ParamSpec, Protocol, Self, TypeVar
 
 import wrapt
 
-from loopguard._drivers import drive_async, drive_sync
+from loopguard._drivers import drive_async, drive_sync, running_task
 from loopguard._guard import Guard
 from loopguard._loop_options import LoopOptions
 from loopguard._loop_run import LoopRun
 from loopguard._outcomes import LoopResult, Transition
 from loopguard.budgets import Budget
-from loopguard.exceptions import ConfigurationError, LoopGuardWarning
+from loopguard.exceptions import LoopGuardWarning
 from loopguard.redaction import check_id
 
 __all__ = ["AsyncLoop", "Loop", "loop"]
@@ -37,12 +36,7 @@ def _drive(run: LoopRun) -> None:
 
 
 async def _drive_async(run: LoopRun) -> None:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        raise ConfigurationError(
-            f"{run.run.name}: loopguard runs under asyncio only, not under trio or curio"
-        ) from None
+    running_task(run.run.name)
     with run:
         run.outcome = run.finish(await drive_async(run.steps()))
 

@@ -391,7 +391,7 @@ def test_the_row_runs_through_child_runs_and_stops_the_innermost_that_is_long_en
         inner_runs.append(run)
         return look(n)
 
-    @loop(max=3, name="outer", guard=Guard())
+    @loop(max=3, name="outer")
     def outer(n: int) -> int:
         while len(inner_runs) < 1000:
             assert inner.run(n).stop_reason == "max_steps"
@@ -404,7 +404,7 @@ def test_the_row_runs_through_child_runs_and_stops_the_innermost_that_is_long_en
 def test_a_run_counts_only_refusals_since_it_began() -> None:
     """Four refusals before it are no row in a fresh inner loop."""
 
-    @loop(max=9, guard=closed())
+    @loop(max=9, guard=closed(max_refusals=5))
     def inner(n: int) -> int:
         spin(look)
         return n

@@ -6,7 +6,7 @@ import base64
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from loopguard._usage import Usage
 from loopguard.metering._estimates import tokens_of
@@ -99,23 +99,23 @@ class Bill:
     """Whether the API reported an error before any usage."""
 
 
-class Reader(Protocol):
+class Reader:
     """Is fed the bytes of a body, in pieces of any size."""
 
-    done: bool
+    done = False
     """Whether all that matters has been read."""
 
     def feed(self, chunk: bytes) -> None:
         """The next bytes."""
+        raise NotImplementedError
 
     def bill(self) -> Bill:
         """What they have told so far."""
+        return Bill()
 
 
-class MessageReader:
+class MessageReader(Reader):
     """A message as JSON."""
-
-    done = False
 
     def __init__(self) -> None:
         self._chunks: list[bytes] = []
@@ -128,14 +128,13 @@ class MessageReader:
         return Bill(_get(message, "usage"), _text(message, "model"), partial=not isinstance(message, dict))
 
 
-class EventReader:
+class EventReader(Reader):
     """A stream: the usage of message_start, and over it that of every message_delta, which counts from the start.
 
     An event counts once its blank line has come.
     """
 
     def __init__(self) -> None:
-        self.done = False
         self._lines = Lines()
         self._data: list[bytes] = []
         self._usage: dict[str, Any] = {}
@@ -214,10 +213,8 @@ class BedrockReader(EventReader):
                 self.event(event)
 
 
-class BatchReader:
+class BatchReader(Reader):
     """The results of a batch, a JSON object a line: hands on every message once its line is complete."""
-
-    done = False
 
     def __init__(self, on_message: Callable[[dict[str, Any]], None]) -> None:
         self._lines = Lines()
@@ -231,7 +228,7 @@ class BatchReader:
 
     def bill(self) -> Bill:
         self.feed(b"\n")  # the last line may lack its end
-        return Bill()
+        return super().bill()
 
 
 def reader_for(content_type: str) -> Reader:

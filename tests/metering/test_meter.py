@@ -35,7 +35,7 @@ from loopguard._config import settings
 from loopguard.metering import PriceBook, meter
 from loopguard.metering._estimates import survey
 from loopguard.testing import MessagesServer, Reply, capture
-from tests.metering.conftest import BODY, PRICES, Way, create, raw
+from tests.metering.conftest import BODY, PRICES, Way, beta, create, raw
 from tests.metering.conftest import events as events_of
 
 USAGE = {"input_tokens": 20, "cache_read_input_tokens": 5, "output_tokens": 12}
@@ -425,6 +425,72 @@ def test_your_own_function_may_estimate(basic: Way) -> None:
     assert server.ledger == []
 
 
+@pytest.mark.parametrize("estimate", [-1, 1.5, None, True, "7"])
+def test_an_estimate_is_a_number_of_tokens(estimate: Any) -> None:
+    """Anything else is a mistake in the program, and nothing is sent."""
+    with (
+        MessagesServer() as server,
+        Guard().scope() as run,
+        pytest.raises(ConfigurationError, match="number of tokens"),
+    ):
+        CREATE.call(server.url, estimate=lambda body: estimate)
+    assert (server.ledger, run.reserved("input_tokens")) == ([], 0)
+
+
+def test_what_the_call_may_turn_into_is_reserved() -> None:
+    """Writes into the cache, searches, and a fallback to a dearer model cost more than the plain call."""
+    held: list[Decimal] = []
+
+    def script(body: dict[str, Any]) -> Reply:
+        held.append(run.reserved())
+        return Reply.text("x", usage=USAGE)
+
+    prompt = survey(BODY).input_tokens
+    prices = {**PRICES, "dear": {"input": 30, "output": 150}}
+    marked = [{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral", "ttl": "1h"}}]
+    search = [{"type": "web_search_20250305", "name": "web_search", "max_uses": 3}]
+    with MessagesServer(script) as server, Guard().scope() as run:
+        CREATE.call(server.url, messages=[{"role": "user", "content": marked}])
+        CREATE.call(server.url, tools=search)
+        Way(beta, False).call(server.url, fallbacks=[{"model": "dear"}], prices=prices)
+    long = survey({"messages": [{"role": "user", "content": marked}]}).input_tokens
+    searching = survey({**BODY, "tools": search}).input_tokens
+    assert held == [
+        (long * 6 + 1500) * Decimal("0.000001"),
+        (searching * 3 + 1500) * Decimal("0.000001") + Decimal("0.03"),
+        (prompt * 30 + 15_000) * Decimal("0.000001"),
+    ]
+
+
+def test_a_fallback_of_unknown_price_is_refused() -> None:
+    """Whichever model answers has to have a price."""
+    with MessagesServer() as server, Guard(Budget(usd=1)).scope(), pytest.raises(BudgetExceeded, match="unknown"):
+        Way(beta, False).call(server.url, fallbacks=[{"model": "nobody"}])
+
+
+def test_a_fallback_is_charged_at_its_own_price() -> None:
+    """The total of a fallback that answered is that of its own model."""
+    tokens = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0, "input_tokens": 10, "output_tokens": 10}
+    usage = {
+        **USAGE,
+        "iterations": [{"type": "message", **tokens}, {"type": "fallback_message", "model": "dear", **tokens}],
+    }
+    prices = {**PRICES, "dear": {"input": 30, "output": 150, "cache_read": 3}}
+    with MessagesServer([Reply.text("x", usage=usage)]) as server, Guard().scope() as run:
+        Way(beta, False).call(server.url, fallbacks=[{"model": "dear"}], prices=prices)
+    assert run.spent() == 10 * COST
+
+
+def test_a_mode_of_unknown_price_costs_the_reservation() -> None:
+    """The API may run a call faster than was asked for: the cost is unknown, and the budget isn't spared."""
+    with (
+        MessagesServer([Reply.text("x", usage={**USAGE, "speed": "fast"})]) as server,
+        Guard(Budget(usd=1)).scope() as run,
+    ):
+        CREATE.call(server.url)
+    assert (run.cost, run.spent(), run.usage.tokens) == (None, RESERVED, 37)
+
+
 # -- failures ----------------------------------------------------------------------------------------
 
 
@@ -715,6 +781,25 @@ def test_a_stream_nobody_read_costs_the_reservation() -> None:
             client.messages.create(stream=True, **BODY).close()
             gate.set()
     assert (run.spent(), run.reserved()) == (RESERVED, 0)
+
+
+def test_an_async_stream_left_to_the_collector_is_settled() -> None:
+    """The loop closes what nobody reads any more; at the latest when it ends."""
+
+    async def main() -> Any:
+        client = meter(anthropic.AsyncAnthropic(base_url=server.url, api_key="x"), prices=PRICES)
+        async with client, Guard(Budget(usd=1)).scope() as run:
+            async for event in await client.messages.create(stream=True, **{**BODY, "max_tokens": 20_000}):
+                if event.type == "content_block_delta":
+                    break
+            gc.collect()
+        return run
+
+    gate = threading.Event()
+    with MessagesServer([long_stream(gate)]) as server:
+        run = asyncio.run(main())
+        gate.set()
+    assert (run.usage.output_tokens, run.reserved()) == (8_000, 0)
 
 
 def test_a_cancelled_stream_is_settled_once() -> None:
