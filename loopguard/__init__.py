@@ -60,6 +60,7 @@ from loopguard.guardrails import (
     Timeout,
     WrapTool,
 )
+from loopguard.metering import PriceBook, meter
 from loopguard.questions import ask_in_terminal
 from loopguard.telemetry import configure_telemetry
 
@@ -93,6 +94,7 @@ __all__ = [
     "LoopStopped",
     "MaxSteps",
     "MaxStepsExceeded",
+    "PriceBook",
     "RateLimit",
     "RecordedError",
     "Retry",
@@ -117,6 +119,7 @@ __all__ = [
     "current_run",
     "judges",
     "loop",
+    "meter",
     "result_of",
     "telemetry",
     "testing",

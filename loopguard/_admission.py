@@ -96,7 +96,6 @@ class Admission:
         "attempt_checks",
         "attempt_takers",
         "attempt_undoers",
-        "attributes",
         "call_finishers",
         "chain",
         "checks",
@@ -108,6 +107,7 @@ class Admission:
         "reservations",
         "root",
         "run",
+        "spans",
         "takers",
         "timeout",
         "timeout_source",
@@ -132,7 +132,8 @@ class Admission:
         self.run = chain[-1]
         self.listeners = listeners
         self.tracer = tracer
-        self.attributes: dict[str, Any] | None = None
+        self.spans: tuple[str, dict[str, Any], dict[str, Any]] | None = None
+        """What every span of these calls has in common; made by telemetry."""
         self.proceed: Proceed | None = None
         """The composed pipeline, or None where no hook waits."""
         self.timeout: float | None = None
@@ -499,8 +500,9 @@ def admission_hook(call: ToolCall, proceed: Proceed) -> Steps:
         refusal = plan.admit(call)
         if refusal is None:
             break
-        if refusal.cure is None or not (yield from refusal.cure(call)):
+        if refusal.cure is None:
             raise plan.refuse(call, refusal)
+        yield from refusal.cure(call)
     call.line = line = [call]
     try:
         return (yield from proceed(call))

@@ -329,10 +329,10 @@ class ToolCall:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """{parameter: value}, defaults applied, without self; TypeError if they don't bind."""
+        """{parameter: value}, defaults applied, without self; TypeError if they don't bind. A dict of its own each time."""
         if self._arguments is None:
             self._arguments = self.tool.binder(self.bound).arguments(self.args, self.kwargs)
-        return self._arguments
+        return self._arguments.copy()
 
     def bind(self) -> None:
         """Raise the function's own TypeError if the arguments don't bind."""
@@ -399,6 +399,11 @@ class ToolCall:
         """What was reserved before the body reported anything."""
         return self.amounts if self.estimated is None else self.estimated
 
+    @property
+    def ordinary(self) -> bool:
+        """Whether it was settled at its estimate, observed by nobody and refused by nothing."""
+        return self.charged is None and self.observed is None and self.refused is None
+
     def arguments_or_raw(self) -> dict[str, Any]:
         """The arguments by name, or as they came where they don't bind."""
         try:
@@ -423,37 +428,30 @@ def current_call() -> ToolCall | None:
 def structural_copy(value: Any) -> Any:
     """A copy of builtin containers, cycles kept; the leaves stay the same objects."""
     made: dict[int, Any] = {}
-
-    def shell(obj: Any) -> Any:
+    shells: list[Any] = []
+    met: set[int] = set()
+    stack = [(value, False)]
+    while stack:
+        obj, members_made = stack.pop()
         kind = type(obj)
-        if kind is dict or kind is list or kind is set:
-            new: Any = kind()
-            made[id(obj)] = new
-            todo.append((obj, new))
-            return new
-        if kind is tuple or kind is frozenset:
-            # immutable, so it needs its members first; nesting this way alone is shallow in practice
-            if id(obj) not in made:
-                made[id(obj)] = obj  # a cycle through it keeps the original
-                made[id(obj)] = kind([copy(item) for item in obj])
-            return made[id(obj)]
-        return obj
-
-    def copy(obj: Any) -> Any:
-        return made[id(obj)] if id(obj) in made else shell(obj)
-
-    todo: list[tuple[Any, Any]] = []
-    result = copy(value)
-    while todo:
-        source, new = todo.pop()
-        if type(source) is dict:
-            for k, v in list(source.items()):
-                new[k] = copy(v)
-        elif type(source) is list:
-            new.extend(copy(v) for v in list(source))
-        else:
-            new.update(copy(v) for v in list(source))
-    return result
+        if members_made:  # a tuple is made of its members; on a cycle of tuples one keeps the original
+            made[id(obj)] = tuple([made.get(id(item), item) for item in obj])
+        elif kind in (dict, list, tuple) and id(obj) not in met:
+            met.add(id(obj))
+            if kind is tuple:
+                stack.append((obj, True))
+            else:
+                made[id(obj)] = obj = obj.copy()
+                shells.append(obj)
+            stack.extend((item, False) for item in (obj.values() if kind is dict else obj))
+        elif kind is set and id(obj) not in met:  # what it holds can be hashed: it needs no copy
+            met.add(id(obj))
+            made[id(obj)] = obj.copy()
+    for shell in shells:
+        for key, item in [*(shell.items() if type(shell) is dict else enumerate(shell))]:
+            if id(item) in made:
+                shell[key] = made[id(item)]
+    return made.get(id(value), value)
 
 
 def check_callable(obj: Any, what: str) -> None:

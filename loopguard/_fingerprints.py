@@ -13,6 +13,7 @@ from __future__ import annotations
 import gc
 import itertools
 import json
+import os
 import re
 import sys
 import threading
@@ -582,6 +583,16 @@ _live: dict[int, tuple[Callable[[], Any], int]] = {}
 _kept: deque[int] = deque()
 _numbers = itertools.count(1)
 _lock = threading.RLock()  # re-entrant: an object that is freed here may run code that comes back here
+
+
+def _after_fork() -> None:
+    """In the child: whoever held the lock is gone."""
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def serial(value: object) -> int:

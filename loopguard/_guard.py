@@ -9,6 +9,7 @@ import asyncio
 import copy
 import functools
 import inspect
+import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextvars import Token
 from decimal import Decimal
@@ -25,8 +26,9 @@ from loopguard._events import Event, ToolRefused
 from loopguard._halting import BATCH, Batch, check_halted, end_row, note_refusal, refused
 from loopguard._outcomes import LoopResult, StopReason, only_refusals, stop_reason_of
 from loopguard._pipeline import LOCK, Hook, compose
-from loopguard._run import Run, current_run, publish, subscribers
+from loopguard._run import Run, current_run, only_elsewhere, publish, subscribers
 from loopguard._schemas import InvalidArguments, ToolUse, UnknownTool, tool_result, tool_uses, unknown_tool
+from loopguard._warn import warn
 from loopguard.budgets import Budget
 from loopguard.exceptions import ConfigurationError, LoopHalted, LoopStopped, ToolCallRefused
 from loopguard.guardrails import (
@@ -71,6 +73,8 @@ def compile_plan(tool: Tool, run: Run | None) -> Admission:
     span ▸ WrapTool ▸ admission (limits, outermost run first) ▸ ApproveTool ▸ Retry ▸ Timeout ▸ the tool
     """
     if run is None:
+        if only_elsewhere():
+            _warn_of_lost_run(tool)
         return _outside_plan(tool)
     stations = _stations(tool, run)
     if any(ancestor.ended for ancestor in run.chain):
@@ -118,6 +122,17 @@ def _outside_plan(tool: Tool) -> Admission:
         plan.checks = (_refuse_no_run,)
     NOWHERE.slots[tool] = (settings.version, plan)
     return plan
+
+
+def _warn_of_lost_run(tool: Tool) -> None:
+    key = f"run.bind {tool.ident}"
+    if key not in NOWHERE.warned:
+        NOWHERE.warned.add(key)
+        warn(
+            f"the tool {tool.name} was called in thread {threading.current_thread().name!r}, which belongs to no run, "
+            f"while a run is under way in another: its limits don't count there. Threads don't inherit a run; if this "
+            f"one works for it, hand it run.bind(fn) instead of fn."
+        )
 
 
 def _refuse_no_run(call: ToolCall) -> ToolCallRefused:

@@ -273,6 +273,8 @@ class LoopRun:
             if options.question is not None:
                 verdict = yield from self.ask_judge(value)
                 self.note(verdict, span, options.judge, before, started)
+                if self.undecided == 3:
+                    raise JudgeError(f"the judge of {run.name!r} was undecided three times in a row: {verdict.reason}")
                 self.satisfied = verdict.passed is True
                 if self.satisfied:
                     return StopReason.UNTIL_LLM
@@ -335,7 +337,7 @@ class LoopRun:
         return True, value
 
     def ask_judge(self, value: Any) -> Generator[Effect, Any, Verdict]:
-        """Ask whether the loop is done. Only a clean yes is one; three times undecided in a row is an error."""
+        """Ask whether the loop is done. Only a clean yes is one."""
         run = self.run
         try:
             verdict = yield from self.consult(self.options.judge, self.options.question, value)
@@ -345,8 +347,6 @@ class LoopRun:
             verdict = Verdict(None, f"the judge failed: {redact_error(exc)}")
         run.feedback = verdict.reason if verdict.passed is False else None
         self.undecided = self.undecided + 1 if verdict.passed is None else 0
-        if self.undecided == 3:
-            raise JudgeError(f"the judge of {run.name!r} was undecided three times in a row: {verdict.reason}")
         return verdict
 
     def consult(self, fn: Any, *args: Any) -> Generator[Effect, Any, Verdict]:
@@ -400,6 +400,9 @@ class LoopRun:
     def check_stopped(self) -> None:
         """Raise the refusal that ends this loop or one around it, if there is one."""
         run = self.run
+        for ancestor in reversed(run.chain):
+            if ancestor.halted is not None:
+                raise LoopHalted(*ancestor.halted.args)
         if run.root.alarm:
             for ancestor in run.chain:
                 latch = ancestor.latch

@@ -7,6 +7,7 @@ import functools
 import inspect
 import logging
 import os
+import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -25,7 +26,7 @@ from loopguard._usage import Usage
 from loopguard._warn import warn
 from loopguard.exceptions import LoopHalted, ToolCallRefused
 
-__all__ = ["Run", "charge", "current_run", "publish", "subscribers"]
+__all__ = ["Run", "charge", "current_run", "only_elsewhere", "publish", "subscribers"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -73,6 +74,7 @@ class Run:
     turn: int = 0
     born: int = 0
     # a pause of the deadline while a person is asked
+    _thread: int = 0
     _asking: int = 0
     _asked_at: float = 0.0
     on_deadline_moved: Callable[[], object] | None = None
@@ -170,7 +172,7 @@ class Run:
 
     def spent(self, unit: str = "usd") -> Decimal:
         """What this run and its children have spent of a unit."""
-        if unit in ("steps", "tool_calls"):
+        if unit in _STEPS:
             return Decimal(self.steps)
         cell = self.cells.get(unit)
         return decimal(cell.spent) if cell else Decimal(0)
@@ -182,8 +184,10 @@ class Run:
 
     def remaining(self, unit: str = "usd") -> Decimal | None:
         """What is left under the tightest limit of this run and those above it; None when unlimited."""
+        same = _STEPS if unit in _STEPS else (unit,)
         with LOCK:
-            left = [cap.limit - cap.used() for run in self.chain for cap in run.caps if cap.unit == unit]
+            caps = [cap for run in self.chain for cap in run.caps if cap.unit in same and not cap.partial]
+            left = [cap.limit - cap.used() for cap in caps]
         return decimal(max(0, min(left))) if left else None
 
     @property
@@ -199,14 +203,13 @@ class Run:
 
     def brief(self) -> str:
         """A sentence for the model about what is used and what is left; empty when nothing is limited."""
-        parts: list[str] = []
-        seen: set[str] = set()
+        tightest: dict[str, Any] = {}
         with LOCK:
-            for run in reversed(self.chain):
-                for cap in run.caps:
-                    if cap.unit not in seen and not cap.partial:
-                        seen.add(cap.unit)
-                        parts.append(cap.brief())
+            for cap in (cap for run in reversed(self.chain) for cap in run.caps if not cap.partial):
+                known = tightest.setdefault(cap.unit, cap)
+                if cap.limit - cap.used() < known.limit - known.used():
+                    tightest[cap.unit] = cap
+            parts = [cap.brief() for cap in tightest.values()]
         for run in reversed(self.chain):
             if run.max is not None and run.iteration:
                 parts.append(f"iteration {run.iteration} of {run.max}")
@@ -271,9 +274,9 @@ class Run:
 
     def enter(self) -> contextvars.Token[Any]:
         """Make this the current run; the token goes to `leave`."""
-        global _active
+        self._thread = threading.get_ident()
         with LOCK:
-            _active += 1
+            _active[self._thread] = _active.get(self._thread, 0) + 1
             if self.parent is not None:
                 self.parent.children += 1
         if self.listeners:
@@ -290,14 +293,17 @@ class Run:
         iterations: int = 0,
     ) -> None:
         """End the run: calls that arrive later are refused. Never raises, in whatever context."""
-        global _active
         try:
             CURRENT.reset(token)
         except ValueError:  # left in another context than it was entered in: there is nothing to restore there
             if CURRENT.get() is self:
                 CURRENT.set(self.parent)
         with LOCK:
-            _active -= 1
+            left = _active.get(self._thread, 0) - 1
+            if left > 0:
+                _active[self._thread] = left
+            else:
+                _active.pop(self._thread, None)
             self.ended = True
             if self.latch is None:
                 self.latch = ToolCallRefused(
@@ -324,13 +330,15 @@ class Run:
 
         The whole context (the current span, too) is carried along, as it is now.
         """
+        here = CURRENT.get()
+        place = here if here is not None and here.run is self else self  # in a tool's body: its call
         snapshot = contextvars.copy_context()
-        snapshot.run(CURRENT.set, self)
+        snapshot.run(CURRENT.set, place)
         if inspect.iscoroutinefunction(fn):
 
             @functools.wraps(fn)
             async def bound_async(*args: P.args, **kwargs: P.kwargs) -> Any:
-                before = CURRENT.set(self)
+                before = CURRENT.set(place)
                 try:
                     return await fn(*args, **kwargs)
                 finally:
@@ -375,12 +383,14 @@ class Run:
 
 
 _USAGE = tuple(Usage.__slots__)
-_active = 0
+_STEPS = ("steps", "tool_calls")
+_active: dict[int, int] = {}
+"""How many runs are under way that were begun in each thread."""
 
 
-def active_runs() -> int:
-    """How many runs are under way in this process."""
-    return _active
+def only_elsewhere() -> bool:
+    """Whether runs are under way, but none that this thread, or the one it works for, has begun."""
+    return bool(_active) and threading.get_ident() not in _active and not hasattr(threading.current_thread(), "row_of")
 
 
 def publish(on_event: Callable[[events.Event], object]) -> Listener:
@@ -429,6 +439,7 @@ def charge(usd: Any = None, **units: Any) -> None:
 
 def _after_fork() -> None:
     LOCK.release()
+    _active.clear()
     forget_identity()
     CURRENT.set(None)
 

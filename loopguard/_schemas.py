@@ -26,7 +26,17 @@ if TYPE_CHECKING:
     from pydantic.json_schema import GenerateJsonSchema
     from pydantic_core import ErrorDetails
 
-__all__ = ["Arguments", "InvalidArguments", "ToolUse", "tool_result", "tool_uses", "unknown_tool"]
+__all__ = [
+    "Arguments",
+    "InvalidArguments",
+    "ToolUse",
+    "convert",
+    "reader",
+    "schema_generator",
+    "tool_result",
+    "tool_uses",
+    "unknown_tool",
+]
 
 _TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 _BLOCKS = {
@@ -117,7 +127,7 @@ class Arguments:
                 problems.append(f"{_shown(name)} is not a parameter; {_closest(name, self._named)}")
                 continue
             try:
-                values[name] = _convert(name, self._adapters[parameter.name], value)
+                values[name] = convert(name, self._adapters[parameter.name], value)
             except InvalidArguments as error:
                 problems += error.problems
         if problems:
@@ -174,7 +184,7 @@ class Arguments:
         hints = {p.name: _hint(p.annotation, names) for p in self._parameters}
         if star := self._var_positional:
             hints[star.name] = types.GenericAlias(list, (hints[star.name],))
-        return {name: _adapter(hint) for name, hint in hints.items()}
+        return {name: reader(hint) for name, hint in hints.items()}
 
     @cached_property
     def _schema(self) -> dict[str, Any]:
@@ -182,7 +192,7 @@ class Arguments:
 
         typed: list[tuple[str, Literal["validation"], TypeAdapter[Any]]]
         typed = [(name, "validation", adapter) for name, adapter in self._adapters.items() if adapter is not None]
-        found, shared = TypeAdapter.json_schemas(typed, schema_generator=_schema_generator())
+        found, shared = TypeAdapter.json_schemas(typed, schema_generator=schema_generator())
         properties = {name: dict(found.get((name, "validation"), {})) for name in self._adapters}
         for parameter in self._doc.params:
             name = parameter.arg_name.lstrip("*")
@@ -303,7 +313,7 @@ def _hint(annotation: Any, names: dict[str, Any]) -> Any:
         return Any
 
 
-def _adapter(hint: Any) -> TypeAdapter[Any] | None:
+def reader(hint: Any) -> TypeAdapter[Any] | None:
     """Pydantic's reader of a type, or None where anything goes."""
     if hint is Any or hint is object:
         return None
@@ -311,7 +321,7 @@ def _adapter(hint: Any) -> TypeAdapter[Any] | None:
 
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(_readable(hint) if sys.version_info < (3, 12) else hint)
-        adapter.json_schema(schema_generator=_schema_generator())
+        adapter.json_schema(schema_generator=schema_generator())
     except Exception:  # building runs the user's own schema hooks; a class that has no JSON form ends here too
         return None
     return adapter
@@ -341,7 +351,8 @@ def _readable(hint: Any) -> Any:
 
 
 @cache
-def _schema_generator() -> type[GenerateJsonSchema]:
+def schema_generator() -> type[GenerateJsonSchema]:
+    """What makes pydantic's JSON schemas without a warning."""
     from pydantic import json_schema
 
     class Generator(json_schema.GenerateJsonSchema):
@@ -361,7 +372,8 @@ def _parse(text: str) -> Any:
         raise InvalidArguments(f"the arguments can't be read: {error}") from None
 
 
-def _convert(name: str, adapter: TypeAdapter[Any] | None, value: Any) -> Any:
+def convert(name: str, adapter: TypeAdapter[Any] | None, value: Any) -> Any:
+    """The value, read strictly as the reader's type. Raises InvalidArguments, which call it by this name."""
     if adapter is None:
         return value
     from pydantic import ValidationError
@@ -448,7 +460,7 @@ def _kind(value: Any) -> str:
 
 
 def _expected(adapter: TypeAdapter[Any] | None) -> str:
-    schema = adapter.json_schema(schema_generator=_schema_generator()) if adapter else {}
+    schema = adapter.json_schema(schema_generator=schema_generator()) if adapter else {}
     kinds = [choice["type"] for choice in schema.get("anyOf", [schema]) if "type" in choice]
     return f" (expected: {' or '.join(kinds)})" if kinds else ""
 

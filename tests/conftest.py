@@ -60,13 +60,19 @@ class Colour:
             return list(fn(*args, **kwargs))[-1]
 
         async def main() -> None:
-            if self.name == "async":
-                results.append(await fn(*args, **kwargs))
-            else:
-                results.extend([item async for item in fn(*args, **kwargs)])
+            try:
+                if self.name == "async":
+                    results.append(await fn(*args, **kwargs))
+                else:
+                    results.extend([item async for item in fn(*args, **kwargs)])
+            except Exception as exc:  # raised below
+                errors.append(exc)
 
-        results: list[Any] = []  # not through the task: asyncio prints its result
+        results: list[Any] = []  # not through the task: asyncio prints what comes of it, whatever that is
+        errors: list[Exception] = []
         self._runner.run(main(), context=contextvars.copy_context())
+        for error in errors:
+            raise error
         return results[-1]
 
 

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -59,11 +58,6 @@ def spin(call: Callable[[int], Any]) -> int:
         except Exception:  # what is tested: it catches everything it can
             continue
     raise AssertionError("it was never halted")
-
-
-def refused_in(run: Run) -> int:
-    """How many calls of a run were refused."""
-    return run.refusals
 
 
 def test_a_body_that_swallows_refusals_is_halted_at_the_sixth() -> None:
@@ -270,7 +264,7 @@ def test_gathered_refusals_of_a_loop_body_end_it_gracefully() -> None:
 
 def test_threads_have_rows_of_their_own() -> None:
     """Twenty threads, two refusals each, are no row of forty."""
-    with closed().scope("s") as run, ThreadPoolExecutor(20) as pool:
+    with closed().scope("s") as run:
 
         def twice(n: int) -> int:
             caught = 0
@@ -288,7 +282,6 @@ def test_threads_have_rows_of_their_own() -> None:
             thread.join()
         assert run.refusals == 40
         assert run.halted is None
-    assert pool is not None
 
 
 def test_fresh_tasks_for_every_call_are_halted_too() -> None:
@@ -401,27 +394,25 @@ def test_the_row_runs_through_child_runs_and_stops_the_innermost_that_is_long_en
     assert (result.stop_reason, result.name, len(inner_runs)) == ("halted", "outer", 6)
 
 
-def test_a_run_counts_only_refusals_since_it_began() -> None:
-    """Four refusals before it are no row in a fresh inner loop."""
+@pytest.mark.parametrize(("before", "halted"), [(0, "inner"), (2, "outer")])
+def test_a_run_counts_only_refusals_since_it_began(before: int, halted: str) -> None:
+    """Five in the inner loop halt that; two before it and three in it are five of the outer loop only."""
+    results = []
 
-    @loop(max=9, guard=closed(max_refusals=5))
+    @loop(max=9, guard=closed())
     def inner(n: int) -> int:
-        spin(look)
-        return n
+        return spin(look)
 
-    @loop(max=1, guard=Guard(max_refusals=100))
+    @loop(max=1, guard=Guard(max_refusals=5))
     def outer(n: int) -> int:
-        with closed(max_refusals=100).scope("before"):
-            for _ in range(4):
-                with pytest.raises(MaxStepsExceeded):
-                    look(n)
-        result = inner.run(n)
-        assert result.stop_reason == "halted"
-        assert result.name == "inner"
+        for _ in range(before):
+            with closed().scope("before"), pytest.raises(MaxStepsExceeded):
+                look(n)
+        results.append(inner.run(n))
         return n + 1
 
-    result = outer.run(0)
-    assert (result.stop_reason, result.value) == ("max_iterations", 1)
+    results.append(outer.run(0))
+    assert [result.name for result in results if result.stop_reason == "halted"] == [halted]
 
 
 def test_the_innermost_guard_that_sets_max_refusals_decides() -> None:

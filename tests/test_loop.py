@@ -1266,7 +1266,9 @@ def test_an_inner_deadline_ends_only_the_inner_loop() -> None:
 def test_a_jump_of_the_wall_clock_moves_no_deadline(monkeypatch: pytest.MonkeyPatch, jump: int) -> None:
     """Limits run on monotonic time, and durations are never negative."""
     real = time.time
-    monkeypatch.setattr(time, "time", lambda: real() + jump * (current_run() is not None and current_run().iteration > 1))  # type: ignore[union-attr]  # it is a run there
+    monkeypatch.setattr(
+        time, "time", lambda: real() + jump * (current_run() is not None and current_run().iteration > 1)
+    )  # type: ignore[union-attr]  # it is a run there
 
     @loop(max=1000, timeout=0.2)
     def step(n: int) -> int:

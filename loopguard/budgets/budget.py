@@ -12,7 +12,7 @@ from loopguard._call import Tool, ToolCall, new_id
 from loopguard._cells import NO_ALERT, Cell
 from loopguard._pipeline import LOCK, Effect, Sleep
 from loopguard._run import Run
-from loopguard.exceptions import BudgetExceeded, ConfigurationError, ToolCallRefused
+from loopguard.exceptions import BudgetExceeded, ConfigurationError, LoopGuardError, ToolCallRefused
 from loopguard.redaction import redact_error
 
 __all__ = ["Budget"]
@@ -187,48 +187,57 @@ class _Cap:
             refusal.cure = lambda call: self.extend(call, limit)
         return refusal
 
-    def extend(self, call: Costed, limit: int) -> Generator[Effect, Any, bool]:
-        """Ask for more, once for all calls that need it; True when it is worth trying again."""
+    def extend(self, call: Costed, limit: int) -> Generator[Effect, Any, None]:
+        """Ask for more, once for all calls that need it; then they are admitted afresh, or refused for good."""
         with LOCK:
-            if self.limit != limit:
-                return True  # somebody else got it meanwhile
+            if self.limit != limit or self.denied is not None:
+                return  # somebody else has asked meanwhile
             question = self.question
             asking = question is None
             if question is None:
                 question = self.question = _Extension(self, call)
-        if not asking:
+        if asking:
+            yield from self._ask(question, call)
+            return
+        call.run.asking()
+        try:
             while not question.over:
                 yield Sleep(0.01)
-            return self.denied is None
+        finally:
+            call.run.asked()
+
+    def _ask(self, question: _Extension, call: Costed) -> Generator[Effect, Any, None]:
         assert self.budget.extend is not None
         try:
             answer = yield from ask(self.budget.extend, question, call.run, "extension", None)
-            granted = self._granted(answer)
+            self._decide(self._granted(answer), answer.reason)
         except (ToolCallRefused, ConfigurationError):
             raise
         except Exception as exc:  # the approver is the user's: whatever it raises isn't a yes
-            answer, granted = None, 0
-            self.denied = f"the approver failed: {redact_error(exc)}"
+            self._decide(0, f"the approver failed: {redact_error(exc)}")
         finally:
             with LOCK:
                 self.question = None
             question.over = True
-        if not granted:
-            if self.denied is None:
-                self.denied = (answer.reason if answer is not None else None) or ""
-            return False
-        with LOCK:
-            self.limit += granted
-        self.run.emit(
-            events.BudgetExtended, budget=self.budget.name or self.unit, unit=self.unit, limit=decimal(self.limit)
-        )
-        return True
 
     def _granted(self, answer: Approval) -> int:
-        if answer.decision == "edit":
-            assert answer.arguments is not None
+        if answer.decision != "edit":
+            return self.budget.extend_by[self.unit] if answer.decision == "approve" else 0
+        assert answer.arguments is not None
+        try:
             return amount(answer.arguments.get("extend_by"), f"the extension of {self.unit}")
-        return self.budget.extend_by[self.unit] if answer.decision == "approve" else 0
+        except ConfigurationError as exc:
+            raise LoopGuardError(str(exc)) from None  # a person's slip, not the program's
+
+    def _decide(self, granted: int, reason: str | None) -> None:
+        with LOCK:
+            self.limit += granted
+            if not granted:
+                self.denied = reason or ""
+        if granted:
+            self.run.emit(
+                events.BudgetExtended, budget=self.budget.name or self.unit, unit=self.unit, limit=decimal(self.limit)
+            )
 
 
 class _Extension:

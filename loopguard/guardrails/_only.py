@@ -29,7 +29,7 @@ class Which:
         elif callable(only):
             self.predicate = only
         else:
-            self.patterns = tuple(only)
+            self.patterns = tuple(only) if isinstance(only, Iterable) else (only,)
             if not all(isinstance(pattern, str) for pattern in self.patterns):
                 raise ConfigurationError(
                     f"{what}(only={only!r}): give a name pattern, several, or a function of a call"

@@ -104,10 +104,11 @@ def _is_failure(error: BaseException | None) -> bool:
 def _admit_again(call: ToolCall) -> Generator[Effect, Any, tuple[ToolCall, ToolCallRefused | None]]:
     while True:
         again, refusal = call.plan.again(call)
-        if refusal is None or refusal.cure is None or not (yield from refusal.cure(call)):
+        if refusal is None or refusal.cure is None:
             if call.line is not None:
                 call.line.append(again)
             return again, refusal
+        yield from refusal.cure(call)
 
 
 class _PerTool:
@@ -175,10 +176,9 @@ class _Window:
             refusal.cure = lambda call: self._wait(call, waited, after)
         return refusal
 
-    def _wait(self, call: ToolCall, waited: float, after: float) -> Generator[Effect, Any, bool]:
+    def _wait(self, call: ToolCall, waited: float, after: float) -> Generator[Effect, Any, None]:
         call.marks = {**call.marks, self: waited + after}
         yield Sleep(after)
-        return True
 
     def take(self, call: ToolCall) -> float:
         now = self.limit.timer()

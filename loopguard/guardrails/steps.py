@@ -98,7 +98,7 @@ class _PartialCap(_Cap):
     def check(self, call: ToolCall) -> MaxStepsExceeded | None:
         if not call.marks.get(self, True):
             return None
-        count = 0 if self.guardrail.per == "iteration" and self.run.iteration != self.iteration else self.count
+        count = self.used() // SCALE
         return None if count < self.n else self.refusal(call, count)
 
     def take(self, call: ToolCall) -> Any:
@@ -114,4 +114,5 @@ class _PartialCap(_Cap):
             self.count -= 1
 
     def used(self) -> int:
-        return self.count * SCALE
+        stale = self.guardrail.per == "iteration" and self.run.iteration != self.iteration
+        return 0 if stale else self.count * SCALE

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
-from opentelemetry.trace import SpanKind
+from opentelemetry.trace import INVALID_SPAN, Span, SpanKind
 
 from loopguard import _events as events
 from loopguard._admission import book, latched, ring
@@ -57,7 +59,7 @@ class ModelCall:
         self._models = [model]
         self._worst = Usage()
         self._open = True
-        self.span: Any = None
+        self.span: Span = INVALID_SPAN
 
     # -- before ----------------------------------------------------------------------------------
 
@@ -115,8 +117,7 @@ class ModelCall:
         root = chain[0]
         if root.restless and root.last_refusal is root.last_model_refusal:
             end_row(chain)
-        if not spans.chat_is_traced():
-            self.span = spans.start_span(f"{names.CHAT} {self.name}", self._attributes(), SpanKind.CLIENT)
+        self.span = self._start_span()
         return None
 
     def _caps(self) -> Iterator[tuple[bool, Budget, Any]]:
@@ -186,9 +187,7 @@ class ModelCall:
         note_refusal(chain, refusal)
         chain[0].last_model_refusal = refusal
         self._tell_refused(refusal, observed=False)
-        if not spans.chat_is_traced():
-            span = spans.start_span(f"{names.CHAT} {self.name}", self._attributes(), SpanKind.CLIENT)
-            spans.end_refused(span, refusal)
+        spans.end_refused(self._start_span(), refusal)
         return refusal
 
     def _tell_refused(self, refusal: ToolCallRefused, observed: bool) -> None:
@@ -270,7 +269,7 @@ class ModelCall:
             error=error,
             duration=max(0.0, time.perf_counter() - self.started),
         )
-        if self.span is not None and self.span.is_recording():
+        if self.span.is_recording():
             attributes = {names.RESPONSE_MODEL: model, **_span_usage(usage)}
             if cost is not None:
                 attributes |= {names.CALL_COST: cost, names.CALL_COST_CURRENCY: "USD"}
@@ -279,15 +278,23 @@ class ModelCall:
             else:
                 spans.end_failed(self.span, error, attributes=attributes)
 
-    # -- spans -----------------------------------------------------------------------------------
-
-    def _attributes(self) -> dict[str, Any]:
-        return {
+    def _start_span(self) -> Span:
+        """A chat span, unless somebody else draws one: two would double the tokens of a trace."""
+        if not (spans.provider_is_set() and _wanted()) or spans.chat_is_traced():
+            return INVALID_SPAN
+        attributes = {
             names.OPERATION_NAME: names.CHAT,
             names.PROVIDER_NAME: names.ANTHROPIC,
             names.REQUEST_MODEL: self.name,
             names.RUN_ID: self.run.id,
         }
+        return spans.start_span(f"{names.CHAT} {self.name}", attributes, SpanKind.CLIENT)
+
+
+@cache
+def _wanted() -> bool:
+    """Whether chat spans are switched on, as they are by default. The environment is read once."""
+    return os.environ.get("LOOPGUARD_CHAT_SPANS", "").strip().lower() not in ("0", "false", "off")
 
 
 def _amounts_of(usage: Usage) -> dict[str, int]:

@@ -73,9 +73,10 @@ class Meter(Middleware):
             seen = seen._replace(input_tokens=tokens)
         call.reserve(body, seen)
         while refusal := call.admit():
-            if refusal.cure is None or not (yield from refusal.cure(call)):
+            if refusal.cure is None:
                 raise call.refuse(refusal)
-        token = attach(call.span) if call.span is not None else None
+            yield from refusal.cure(call)
+        token = attach(call.span)
         try:
             response = yield Ask(send, request)
         except BaseException as exc:

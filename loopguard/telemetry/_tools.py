@@ -26,30 +26,27 @@ class ToolSpans:
 
     def open(self, plan: Admission, call: ToolCall, start_ns: int) -> Span:
         """The span of this call."""
-        if plan.attributes is None:
-            plan.attributes = self._fixed(plan)
-        attributes = {**plan.attributes, names.TOOL_CALL_ID: call.id}
+        if plan.spans is None:
+            plan.spans = self._prepare(plan)
+        name, unknown, admitted = plan.spans
         if plan.proceed is None:  # the decision has been made; else `close` tells
-            attributes.update(self._counted(call))
-            if call.step:
-                attributes.update(self._cost(call.tool.cost))
+            attributes = {**(admitted if call.step else unknown), names.TOOL_CALL_ID: call.id, **self._counted(call)}
+        else:
+            attributes = {**unknown, names.TOOL_CALL_ID: call.id}
         if spans.capture_content():
             attributes[names.TOOL_CALL_ARGUMENTS] = spans.content(call.arguments_or_raw())
-        return spans.start_tool_span(plan.name, attributes, start_ns)
+        if call.provider_id is not None:  # somebody else's text
+            attributes = spans.sanitise(attributes)
+        return spans.start_clean_span(name, attributes, start_ns)
 
-    @staticmethod
-    def _fixed(plan: Admission) -> dict[str, Any]:
-        """What is the same for every call under this plan."""
-        fixed: dict[str, Any] = {
-            names.OPERATION_NAME: names.EXECUTE_TOOL,
-            names.TOOL_NAME: plan.name,
-        }
-        if not plan.run.outside:
-            fixed[names.RUN_ID] = plan.run.id
+    def _prepare(self, plan: Admission) -> tuple[str, dict[str, Any], dict[str, Any]]:
+        """The name, and what is the same for every call under this plan: before and after it is admitted."""
+        fixed: dict[str, Any] = {names.OPERATION_NAME: names.EXECUTE_TOOL, names.TOOL_NAME: plan.name}
         steps = [cap.n for run in plan.chain for cap in run.caps if cap.unit == "steps" and not cap.partial]
         if steps:
             fixed[names.STEP_LIMIT] = min(steps)
-        return fixed
+        fixed = spans.sanitise(fixed)
+        return f"{names.EXECUTE_TOOL} {fixed[names.TOOL_NAME]}", fixed, {**fixed, **self._cost(plan.tool.cost)}
 
     @staticmethod
     def _counted(call: ToolCall) -> dict[str, Any]:
@@ -73,6 +70,9 @@ class ToolSpans:
         self, span: Span, plan: Admission, call: ToolCall, error: BaseException | None, result: Any = None
     ) -> None:
         """End the span as the call ended."""
+        if error is None and call.ordinary and plan.proceed is None and not spans.capture_content():
+            spans.end_ok(span, call.ended_ns)
+            return
         if not span.is_recording():
             return
         late: dict[str, Any] = {}

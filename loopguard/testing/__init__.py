@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from loopguard.testing.capture import Capture, CapturedCall, capture
 from loopguard.testing.doubles import Clock, Desk, ScriptedApprover
+from loopguard.testing.judge import ScriptedJudge
 from loopguard.testing.replies import Reply
 from loopguard.testing.server import Exchange, MessagesServer, Request
 
@@ -17,5 +18,6 @@ __all__ = [
     "Reply",
     "Request",
     "ScriptedApprover",
+    "ScriptedJudge",
     "capture",
 ]

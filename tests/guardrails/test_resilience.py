@@ -663,7 +663,8 @@ def test_a_tool_that_is_not_idempotent_is_never_tried_again(colour: Colour) -> N
 
 
 @pytest.mark.parametrize(
-    "error", [ToolCallRefused("stopped", "x", "y", "no"), ConfigurationError("wrong"), KeyboardInterrupt(), SystemExit(3)]
+    "error",
+    [ToolCallRefused("stopped", "x", "y", "no"), ConfigurationError("wrong"), KeyboardInterrupt(), SystemExit(3)],
 )
 def test_what_is_no_failure_is_not_retried(colour: Colour, error: BaseException) -> None:
     """A refusal from within, a wrong set-up, and what is meant to end the process."""
@@ -803,7 +804,6 @@ def test_a_retried_call_whose_result_is_new_is_no_repeat(colour: Colour) -> None
 
 def test_a_call_whose_retries_were_cut_short_still_counts(colour: Colour) -> None:
     """A wait that fails, or a stop while waiting, leaves no call behind that LoopLimit never hears of."""
-
 
     def body(n: int) -> None:
         raise ConnectionError

@@ -138,16 +138,16 @@ def _ways(sync: tuple[Callable[..., Any], ...], asynchronous: tuple[Callable[...
 @pytest.fixture(params=_ways(SYNC, ASYNC))
 def way(request: pytest.FixtureRequest) -> Iterator[Way]:
     """Every way to call a model."""
-    yield Way(*request.param)
+    return Way(*request.param)
 
 
 @pytest.fixture(params=_ways((create, events), (create, async_events)))
 def basic(request: pytest.FixtureRequest) -> Iterator[Way]:
     """Sync and async, streaming and not."""
-    yield Way(*request.param)
+    return Way(*request.param)
 
 
 @pytest.fixture(params=_ways((events, helper, lines), (async_events, async_helper, async_lines)))
 def streaming(request: pytest.FixtureRequest) -> Iterator[Way]:
     """Every way to stream."""
-    yield Way(*request.param)
+    return Way(*request.param)

@@ -13,10 +13,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from loopguard import Budget, BudgetExceeded, Guard
-from loopguard.metering import meter
+from loopguard.metering import _calls, meter
 from loopguard.telemetry import _spans
 from loopguard.testing import MessagesServer, Reply
-from tests.metering.conftest import BODY, PRICES, Way
+from tests.metering.conftest import BODY, PRICES, Way, create
 
 USAGE = {
     "input_tokens": 20,
@@ -122,8 +122,21 @@ def test_it_is_current_while_the_request_is_sent_and_not_longer(exporter: InMemo
     with MessagesServer([Reply.text("x", usage=USAGE)]) as server, Guard().scope():
         client = meter(anthropic.Anthropic(base_url=server.url, api_key="x", open_telemetry=False), prices=PRICES)
         with client:
-            for _ in client.with_middleware(look).messages.create(stream=True, **BODY):
-                current.append(trace.get_current_span())
+            stream = client.with_middleware(look).messages.create(stream=True, **BODY)
+            current.extend(trace.get_current_span() for _ in stream)
     (span,) = chats(exporter)
     assert current[0].get_span_context() == span.get_span_context()
     assert not any(other.get_span_context() == span.get_span_context() for other in current[1:])
+
+
+@pytest.mark.parametrize("value", ["false", "0", " OFF "])
+def test_it_can_be_switched_off(value: str, exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For applications that trace their models by other means."""
+    monkeypatch.setenv("LOOPGUARD_CHAT_SPANS", value)
+    _calls._wanted.cache_clear()
+    try:
+        with MessagesServer(["x"]) as server, Guard().scope():
+            Way(create, False).call(server.url, client=SILENT)
+    finally:
+        _calls._wanted.cache_clear()
+    assert chats(exporter) == []

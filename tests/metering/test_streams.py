@@ -62,7 +62,7 @@ def streams(draw: Any) -> list[str]:
 
 
 def fold(text: str, limit: int) -> tuple[int, int, int] | None:
-    """An independent reading of the complete events: (fresh input, cache reads, output); None where nothing was told."""
+    """An independent reading of the complete events: (fresh input, cache reads, output), or None."""
     usage: dict[str, int] = {}
     content, final = 0, False
     *complete, _ = text.replace("\r\n", "\n").replace("\r", "\n").split("\n\n")
@@ -206,7 +206,7 @@ def test_fifty_streams_at_once_hold_the_cap_on_the_servers_ledger() -> None:
         client = anthropic.AsyncAnthropic(base_url=server.url, api_key="x", max_retries=0, http_client=http)
         async with meter(client, prices=PRICES) as metered, Guard(Budget(usd=cap)).scope() as run:
             outcomes = [await asyncio.gather(*(one(metered, number) for number in range(50))) for _ in range(3)]
-            return sum(outcomes, []), run
+            return [outcome for burst in outcomes for outcome in burst], run
 
     most = (survey(ENOUGH).input_tokens * 3 + 1000 * 15) * Decimal("0.000001")
     cap = 40 * most

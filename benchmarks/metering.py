@@ -1,0 +1,110 @@
+"""What metering costs, against the same SDK call unmetered, over HTTP to 127.0.0.1: ``python benchmarks/metering.py``.
+
+The server runs in a process of its own. Times are of this process's processor, medians in µs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+import anthropic
+
+from loopguard import Budget, Guard, PriceBook, Usage, meter
+
+ROUNDS, CALLS = 7, 150
+PRICES = PriceBook({"m": {"input": 3, "output": 15}})
+QUESTION = "What does the archive say about lighthouses, and who wrote it? " * 30
+BODY: dict[str, Any] = {"model": "m", "max_tokens": 1000, "messages": [{"role": "user", "content": QUESTION}]}
+SERVER = """
+from loopguard.testing import MessagesServer, Reply
+events = Reply.text("x", usage={"input_tokens": 500, "output_tokens": 300}).as_events({"model": "m"})
+delta = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "a lighthouse "}}
+answers = Reply.text("a lighthouse " * 60), Reply.events([*events[:3], *[delta] * 60, *events[-3:]])
+with MessagesServer(lambda body: answers[bool(body.get("stream"))]) as server:
+    print(server.url, flush=True)
+    input()
+"""
+
+
+def create(client: Any) -> None:
+    """A plain call."""
+    client.messages.create(**BODY)
+
+
+def stream(client: Any) -> None:
+    """A stream of 60 deltas, read to its end."""
+    for _ in client.messages.create(stream=True, **BODY):
+        pass
+
+
+async def create_async(client: Any) -> None:
+    """The same, async."""
+    await client.messages.create(**BODY)
+
+
+async def stream_async(client: Any) -> None:
+    """The same, async."""
+    async for _ in await client.messages.create(stream=True, **BODY):
+        pass
+
+
+def us(run: Callable[[int], object], calls: int = CALLS) -> float:
+    """µs of one call."""
+    started = time.process_time()
+    run(calls)
+    return (time.process_time() - started) / calls * 1e6
+
+
+def in_turn(call: Callable[[Any], Any], clients: tuple[Any, Any]) -> tuple[float, float]:
+    """Medians of both clients, measured in turn so that neither has the quieter moments."""
+
+    def run(client: Any) -> Callable[[int], None]:
+        def sync(calls: int) -> None:
+            for _ in range(calls):
+                call(client)
+
+        async def loop(calls: int) -> None:
+            for _ in range(calls):
+                await call(client)
+
+        return sync if not asyncio.iscoroutinefunction(call) else lambda calls: runner.run(loop(calls))
+
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(ROUNDS):
+        for kept, client in zip(times, clients, strict=True):
+            kept.append(us(run(client)))
+    plain, metered = (sorted(kept)[ROUNDS // 2] for kept in times)
+    return plain, metered
+
+
+def main() -> None:
+    """Measure and print."""
+    with subprocess.Popen([sys.executable, "-c", SERVER], stdin=-1, stdout=-1, text=True) as server:
+        assert server.stdout is not None
+        options = {"base_url": server.stdout.readline().strip(), "api_key": "none"}
+        plain, plain_async = anthropic.Anthropic(**options), anthropic.AsyncAnthropic(**options)
+        calls = (create, plain), (stream, plain), (create_async, plain_async), (stream_async, plain_async)
+        print(f"{'':<14} {'plain':>8} {'metered':>8}  ratio")
+        with Guard(Budget(usd=10**6)).scope("bench") as run:
+            for call, client in calls:
+                before, after = in_turn(call, (client, meter(client, prices=PRICES)))  # type: ignore[type-var]
+                print(f"{call.__name__:<14} {before:>8.0f} {after:>8.0f}  {after / before:.3f}×")
+        assert run.usage.model_calls == len(calls) * ROUNDS * CALLS
+        assert run.reserved() == 0 < run.spent()
+        server.communicate("\n")
+
+    usage = Usage(input_tokens=1000, cache_read_tokens=300, output_tokens=100, web_searches=1)
+    for what, book, model in (("your table", PRICES, "m-20250101"), ("genai-prices", PriceBook(), "claude-opus-5")):
+        assert book.cost(model, usage) > Decimal(0)  # type: ignore[operator]
+        price = us(lambda calls: [book.cost(model, usage) for _ in range(calls)], 10_000)
+        print(f"price of a call, {what:<12} {price:>8.2f}")
+
+
+with asyncio.Runner() as runner:
+    main()

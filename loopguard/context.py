@@ -1,0 +1,242 @@
+"""The message list that a loop carries: kept short without tearing a result from its call.
+
+Messages are Anthropic's: dicts or SDK objects with a role and a content, system prompts first where there are any
+among them. The caller's are never changed; every function returns a new list.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from loopguard._outcomes import Iteration, LoopResult
+from loopguard._schemas import tool_result, tool_uses
+from loopguard.exceptions import ConfigurationError
+
+__all__ = ["answer_pending", "clear_tool_results", "compact", "feedback_messages", "trim"]
+
+Message = Any
+_CLEARED = "[an old tool result, cleared to save space]"
+
+
+def trim(
+    messages: Iterable[Message],
+    *,
+    keep_last: int | None = None,
+    max_tokens: int | None = None,
+    estimator: Callable[[Message], float] | None = None,
+) -> list[Message]:
+    """The newest messages, at most ``keep_last`` and at most ``max_tokens`` in all.
+
+    Beyond ``keep_last``, but counted into ``max_tokens``, these always stay: the system prompt, the task (the last
+    message of the user that isn't made of tool results), and calls at the end that wait for their results. A tool
+    result and its call stay together or go together, and what is kept begins with the user.
+
+    ``estimator(message)`` gives tokens; the default is the upper bound that budgets reserve by, a token for every
+    two bytes, which for English is about twice the real number.
+    """
+    given = list(messages)
+    if keep_last is None and max_tokens is None:
+        raise ConfigurationError("trim(): say keep_last= or max_tokens=")
+    for name, value in (("keep_last", keep_last), ("max_tokens", max_tokens)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+            raise ConfigurationError(f"trim({name}={value!r}): give an int of at least 0")
+    start = 0 if keep_last is None else max(0, len(given) - keep_last)
+    pinned, start = _cut(given, start)
+    if max_tokens is not None:
+        sizes = [_size(message, estimator) for message in given]
+        while start < len(given) and sum(sizes[i] for i in _kept(given, pinned, start)) > max_tokens:
+            pinned, start = _cut(given, start + 1)
+    return [given[i] for i in _kept(given, pinned, start)]
+
+
+def compact(messages: Iterable[Message], *, summarize: Callable[[list[Message]], Any], keep_last: int = 10) -> Any:
+    """What `trim` would drop as one summary: ``summarize(dropped messages) -> text``; an awaitable if that is async.
+
+    The summary becomes a user message after the system prompt, so that the task stays the last thing the user
+    said. With nothing to drop, nobody is asked; an empty summary changes nothing. A model call that `summarize`
+    makes through a metered client is charged like any other.
+    """
+    given = list(messages)
+    if not callable(summarize):
+        raise ConfigurationError(f"compact(summarize={summarize!r}): give a function from messages to a text")
+    kept = {id(message) for message in trim(given, keep_last=keep_last)}
+    dropped = [message for message in given if id(message) not in kept]
+    if not dropped:
+        return _later(given) if inspect.iscoroutinefunction(summarize) else given
+    said = summarize(dropped)
+    if inspect.isawaitable(said):
+        return _compacted_later(given, kept, said)
+    return _compacted(given, kept, said)
+
+
+def clear_tool_results(messages: Iterable[Message], *, keep: int = 3) -> list[Message]:
+    """The messages with the content of all but the last ``keep`` tool results replaced by a note."""
+    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 0:
+        raise ConfigurationError(f"clear_tool_results(keep={keep!r}): give an int of at least 0")
+    cleared = []
+    for message in reversed(list(messages)):
+        content = []
+        for block in reversed(_blocks(message)):
+            if _field(block, "type") == "tool_result":
+                keep -= 1
+                block = block if keep >= 0 else {**_as_dict(block), "content": _CLEARED}
+            content.append(block)
+        changed = any(new is not old for new, old in zip(reversed(content), _blocks(message), strict=True))
+        cleared.append(_with_content(message, content[::-1]) if changed else message)
+    return cleared[::-1]
+
+
+def answer_pending(messages: Iterable[Message], *, reason: str = "the loop was stopped") -> list[Message]:
+    """The messages with a "Not run" result for every tool call that has none, as the API demands before it goes on.
+
+    The results go to the front of the user message that follows the call, or into a new one.
+    """
+    made: list[Message] = []
+    owed: list[dict[str, Any]] = []
+    for message in [*messages, None]:
+        blocks = _blocks(message)
+        answered = {_field(block, "tool_use_id") for block in blocks if _field(block, "type") == "tool_result"}
+        owed = [result for result in owed if result["tool_use_id"] not in answered]
+        if owed and _field(message, "role") == "user":
+            message = _with_content(message, [*owed, *blocks])
+        elif owed:
+            made.append({"role": "user", "content": owed})
+        if message is not None:
+            made.append(message)
+        owed = [tool_result(call, f"Not run: {reason}.", is_error=True) for call in _calls(message)]
+    return made
+
+
+def feedback_messages(history: LoopResult[Any] | Iterable[Iteration[Any]]) -> list[Message]:
+    """Each value that was not accepted, as the assistant's message, and why, as the user's, in order.
+
+    They follow the task: ``messages=[task, *feedback_messages(history)]`` keeps it next to the system prompt, with
+    the attempts after it and the latest reason last. Values that aren't texts are shown as JSON.
+    """
+    iterations = history.history if isinstance(history, LoopResult) else history
+    made: list[Message] = []
+    for iteration in iterations:
+        refused = [verdict for verdict in iteration.verdicts if verdict.passed is not True]
+        if refused:
+            value = tool_result("", iteration.value)["content"]
+            text = value if isinstance(value, str) else tool_result("", {"": value})["content"]
+            reasons = [verdict.reason for verdict in refused if verdict.reason]
+            made.append({"role": "assistant", "content": text.strip() or "(nothing)"})
+            made.append({"role": "user", "content": "\n".join(reasons) or "That was not accepted. Try again."})
+    return made
+
+
+# --- where a list of messages may be cut ---
+
+
+def _cut(messages: Sequence[Message], start: int) -> tuple[set[int], int]:
+    """The messages that stay wherever the list is cut, and the first place from `start` on where it may be."""
+    links = _links(messages)
+    head = next((i for i, message in enumerate(messages) if _field(message, "role") != "system"), len(messages))
+    pinned = set(range(head))
+    users = [i for i, message in enumerate(messages) if _says_something(message)]
+    tasks = [i for i in users if not _results(messages[i])][-1:] + users[-1:]
+    pinned.update(tasks)
+    if messages and _calls(messages[-1]):
+        pinned.add(len(messages) - 1)
+    while more := {i for link in links if pinned & set(link) for i in link} - pinned:
+        pinned |= more
+    first_task = min(tasks, default=len(messages))
+    while 0 < start < len(messages) and (
+        any(call < start <= result and not {call, result} <= pinned for call, result in links)
+        or (start > head and start <= first_task and not _opens(messages[start]))
+    ):
+        start += 1
+    return pinned, start
+
+
+def _kept(messages: Sequence[Message], pinned: set[int], start: int) -> list[int]:
+    return [i for i in range(len(messages)) if i >= start or i in pinned]
+
+
+def _links(messages: Sequence[Message]) -> list[tuple[int, int]]:
+    """(call, result) for every result: the places of the messages that hold them. An id may come again later."""
+    made: dict[str, int] = {}
+    links = []
+    for i, message in enumerate(messages):
+        links += [(made[answered], i) for answered in _results(message) if answered in made]
+        made.update(dict.fromkeys(_calls(message), i))
+    return links
+
+
+def _opens(message: Message) -> bool:
+    """Whether a conversation can begin with it."""
+    return _field(message, "role") == "user" and not _results(message)
+
+
+def _says_something(message: Message) -> bool:
+    """Whether the user says something here, rather than only handing over results of tools."""
+    return _field(message, "role") == "user" and any(_field(b, "type") != "tool_result" for b in _blocks(message))
+
+
+# --- what a message holds ---
+
+
+def _field(thing: Any, name: str) -> Any:
+    return thing.get(name) if isinstance(thing, Mapping) else getattr(thing, name, None)
+
+
+def _blocks(message: Message) -> list[Any]:
+    content = _field(message, "content")
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    return list(content or ())
+
+
+def _calls(message: Message) -> list[str]:
+    return [use.id for use in tool_uses(_blocks(message))] if _field(message, "role") == "assistant" else []
+
+
+def _results(message: Message) -> list[str]:
+    return [_field(block, "tool_use_id") for block in _blocks(message) if _field(block, "type") == "tool_result"]
+
+
+def _as_dict(thing: Any) -> dict[str, Any]:
+    if isinstance(thing, Mapping):
+        return dict(thing)
+    return dict(thing.model_dump(mode="json", exclude_unset=True))  # an SDK object
+
+
+def _with_content(message: Message, content: list[Any]) -> dict[str, Any]:
+    return {**_as_dict(message), "content": content}
+
+
+def _size(message: Message, estimator: Callable[[Message], float] | None) -> float:
+    if estimator is None:
+        from loopguard.metering._estimates import survey
+
+        return survey({"messages": [_as_dict(message)]}).input_tokens
+    size = estimator(message)
+    if isinstance(size, bool) or not isinstance(size, int | float) or not 0 <= size < math.inf:
+        raise ConfigurationError(f"trim(estimator=…) returned {size!r}: return the tokens of one message, at least 0")
+    return size
+
+
+# --- the summary ---
+
+
+def _compacted(messages: list[Message], kept: set[int], said: Any) -> list[Message]:
+    if not isinstance(said, str):
+        raise ConfigurationError(f"compact(summarize=…) returned a {type(said).__name__}: return a text")
+    if not said.strip():
+        return messages
+    stay = [message for message in messages if id(message) in kept]
+    head = next((i for i, message in enumerate(stay) if _field(message, "role") != "system"), len(stay))
+    text = f"What came before, {len(messages) - len(stay)} messages in short:\n<summary>\n{said.strip()}\n</summary>"
+    return [*stay[:head], {"role": "user", "content": text}, *stay[head:]]
+
+
+async def _compacted_later(messages: list[Message], kept: set[int], said: Any) -> list[Message]:
+    return _compacted(messages, kept, await said)
+
+
+async def _later(messages: list[Message]) -> list[Message]:
+    return messages
