@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import warnings
 from collections.abc import Callable, Coroutine, Sequence
@@ -136,6 +137,12 @@ class _Runnable:
 
 class _BoundLoop(_Runnable, wrapt.BoundFunctionWrapper):  # type: ignore[type-arg]  # wrapt's classes are generic in stubs only
     """A decorated method, bound to its object or class."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return getattr, (self._self_owner if self._self_instance is None else self._self_instance, self.__name__)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return getattr(copy.deepcopy(self._self_instance, memo), self.__name__, self)
 
 
 class _LoopFunction(_Runnable, wrapt.FunctionWrapper):  # type: ignore[type-arg]  # as above

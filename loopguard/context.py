@@ -40,16 +40,17 @@ def trim(
     given = list(messages)
     if keep_last is None and max_tokens is None:
         raise ConfigurationError("trim(): say keep_last= or max_tokens=")
-    for name, value in (("keep_last", keep_last), ("max_tokens", max_tokens)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-            raise ConfigurationError(f"trim({name}={value!r}): give an int of at least 0")
-    start = 0 if keep_last is None else max(0, len(given) - keep_last)
-    pinned, start = _cut(given, start)
+    _check_count(keep_last, "trim(keep_last")
+    _check_count(max_tokens, "trim(max_tokens")
+    fixed, starts = _cuts(given)
+    first = 0 if keep_last is None else len(given) - keep_last
+    starts = [start for start in starts if start >= first]
     if max_tokens is not None:
         sizes = [_size(message, estimator) for message in given]
-        while start < len(given) and sum(sizes[i] for i in _kept(given, pinned, start)) > max_tokens:
-            pinned, start = _cut(given, start + 1)
-    return [given[i] for i in _kept(given, pinned, start)]
+        starts = [
+            start for start in starts if sum(sizes[i] for i in _kept(given, fixed, start)) <= max_tokens
+        ] or starts[-1:]
+    return [given[i] for i in _kept(given, fixed, starts[0])]
 
 
 def compact(messages: Iterable[Message], *, summarize: Callable[[list[Message]], Any], keep_last: int = 10) -> Any:
@@ -62,8 +63,10 @@ def compact(messages: Iterable[Message], *, summarize: Callable[[list[Message]],
     given = list(messages)
     if not callable(summarize):
         raise ConfigurationError(f"compact(summarize={summarize!r}): give a function from messages to a text")
-    kept = {id(message) for message in trim(given, keep_last=keep_last)}
-    dropped = [message for message in given if id(message) not in kept]
+    _check_count(keep_last, "compact(keep_last")
+    fixed, starts = _cuts(given)
+    kept = _kept(given, fixed, next(start for start in starts if start >= len(given) - keep_last))
+    dropped = [message for i, message in enumerate(given) if i not in kept]
     if not dropped:
         return _later(given) if inspect.iscoroutinefunction(summarize) else given
     said = summarize(dropped)
@@ -74,19 +77,17 @@ def compact(messages: Iterable[Message], *, summarize: Callable[[list[Message]],
 
 def clear_tool_results(messages: Iterable[Message], *, keep: int = 3) -> list[Message]:
     """The messages with the content of all but the last ``keep`` tool results replaced by a note."""
-    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 0:
-        raise ConfigurationError(f"clear_tool_results(keep={keep!r}): give an int of at least 0")
-    cleared = []
-    for message in reversed(list(messages)):
-        content = []
-        for block in reversed(_blocks(message)):
-            if _field(block, "type") == "tool_result":
-                keep -= 1
-                block = block if keep >= 0 else {**_as_dict(block), "content": _CLEARED}
-            content.append(block)
-        changed = any(new is not old for new, old in zip(reversed(content), _blocks(message), strict=True))
-        cleared.append(_with_content(message, content[::-1]) if changed else message)
-    return cleared[::-1]
+    _check_count(keep, "clear_tool_results(keep")
+    made = list(messages)
+    too_many = sum(len(_results(message)) for message in made) - keep
+    for place, message in enumerate(made):
+        content = _blocks(message)
+        for i, block in enumerate(content):
+            if too_many > 0 and _field(block, "type") == "tool_result":
+                content[i] = {**_as_dict(block), "content": _CLEARED}
+                made[place] = _with_content(message, content)
+                too_many -= 1
+    return made
 
 
 def answer_pending(messages: Iterable[Message], *, reason: str = "the loop was stopped") -> list[Message]:
@@ -94,20 +95,19 @@ def answer_pending(messages: Iterable[Message], *, reason: str = "the loop was s
 
     The results go to the front of the user message that follows the call, or into a new one.
     """
+    given = list(messages)
+    answered = {(call, id) for call, _, id in _links(given)}
     made: list[Message] = []
     owed: list[dict[str, Any]] = []
-    for message in [*messages, None]:
-        blocks = _blocks(message)
-        answered = {_field(block, "tool_use_id") for block in blocks if _field(block, "type") == "tool_result"}
-        owed = [result for result in owed if result["tool_use_id"] not in answered]
+    for place, message in enumerate([*given, None]):
         if owed and _field(message, "role") == "user":
-            message = _with_content(message, [*owed, *blocks])
+            message = _with_content(message, [*owed, *_blocks(message)])
         elif owed:
             made.append({"role": "user", "content": owed})
-        if message is not None:
-            made.append(message)
-        owed = [tool_result(call, f"Not run: {reason}.", is_error=True) for call in _calls(message)]
-    return made
+        made.append(message)
+        pending = [id for id in _calls(message) if (place, id) not in answered]
+        owed = [tool_result(id, f"Not run: {reason}.", is_error=True) for id in pending]
+    return made[:-1]
 
 
 def feedback_messages(history: LoopResult[Any] | Iterable[Iteration[Any]]) -> list[Message]:
@@ -116,15 +116,13 @@ def feedback_messages(history: LoopResult[Any] | Iterable[Iteration[Any]]) -> li
     They follow the task: ``messages=[task, *feedback_messages(history)]`` keeps it next to the system prompt, with
     the attempts after it and the latest reason last. Values that aren't texts are shown as JSON.
     """
-    iterations = history.history if isinstance(history, LoopResult) else history
     made: list[Message] = []
-    for iteration in iterations:
+    for iteration in history.history if isinstance(history, LoopResult) else history:
         refused = [verdict for verdict in iteration.verdicts if verdict.passed is not True]
         if refused:
-            value = tool_result("", iteration.value)["content"]
-            text = value if isinstance(value, str) else tool_result("", {"": value})["content"]
+            shown = tool_result("", iteration.value)["content"]
             reasons = [verdict.reason for verdict in refused if verdict.reason]
-            made.append({"role": "assistant", "content": text.strip() or "(nothing)"})
+            made.append({"role": "assistant", "content": "(nothing)" if shown == "" or str(shown).isspace() else shown})
             made.append({"role": "user", "content": "\n".join(reasons) or "That was not accepted. Try again."})
     return made
 
@@ -132,37 +130,46 @@ def feedback_messages(history: LoopResult[Any] | Iterable[Iteration[Any]]) -> li
 # --- where a list of messages may be cut ---
 
 
-def _cut(messages: Sequence[Message], start: int) -> tuple[set[int], int]:
-    """The messages that stay wherever the list is cut, and the first place from `start` on where it may be."""
-    links = _links(messages)
+def _cuts(messages: Sequence[Message]) -> tuple[set[int], list[int]]:
+    """The messages that stay wherever the list is cut, and the places where what is kept may begin.
+
+    No cut goes between a call and its result, and none leaves the assistant to speak first. The last place is the
+    end of the list.
+    """
+    links = [(call, result) for call, result, _ in _links(messages)]
     head = next((i for i, message in enumerate(messages) if _field(message, "role") != "system"), len(messages))
-    pinned = set(range(head))
     users = [i for i, message in enumerate(messages) if _says_something(message)]
-    tasks = [i for i in users if not _results(messages[i])][-1:] + users[-1:]
-    pinned.update(tasks)
+    tasks = [i for i in users if not _results(messages[i])][-1:] + users[-1:]  # the last may come along with results
+    fixed = {*range(head), *tasks}
     if messages and _calls(messages[-1]):
-        pinned.add(len(messages) - 1)
-    while more := {i for link in links if pinned & set(link) for i in link} - pinned:
-        pinned |= more
-    first_task = min(tasks, default=len(messages))
-    while 0 < start < len(messages) and (
-        any(call < start <= result and not {call, result} <= pinned for call, result in links)
-        or (start > head and start <= first_task and not _opens(messages[start]))
-    ):
-        start += 1
-    return pinned, start
+        fixed.add(len(messages) - 1)
+    while more := {i for link in links if not fixed.isdisjoint(link) for i in link} - fixed:
+        fixed |= more
+    torn = [0] * (len(messages) + 2)  # how many links begin or end to be torn here
+    for call, result in links:
+        if call not in fixed:
+            torn[call + 1] += 1
+            torn[result + 1] -= 1
+    first_task = min(tasks, default=-1)
+    starts = []
+    depth = 0
+    for start in range(len(messages) + 1):
+        depth += torn[start]
+        if not depth and (start <= head or start > first_task or _opens(messages[start])):
+            starts.append(start)
+    return fixed, starts
 
 
-def _kept(messages: Sequence[Message], pinned: set[int], start: int) -> list[int]:
-    return [i for i in range(len(messages)) if i >= start or i in pinned]
+def _kept(messages: Sequence[Message], fixed: set[int], start: int) -> list[int]:
+    return [i for i in range(len(messages)) if i >= start or i in fixed]
 
 
-def _links(messages: Sequence[Message]) -> list[tuple[int, int]]:
-    """(call, result) for every result: the places of the messages that hold them. An id may come again later."""
+def _links(messages: Sequence[Message]) -> list[tuple[int, int, str]]:
+    """(place of the call, place of the result, id) for every result. An id may come again later."""
     made: dict[str, int] = {}
     links = []
     for i, message in enumerate(messages):
-        links += [(made[answered], i) for answered in _results(message) if answered in made]
+        links += [(made[id], i, id) for id in _results(message) if id in made]
         made.update(dict.fromkeys(_calls(message), i))
     return links
 
@@ -220,21 +227,26 @@ def _size(message: Message, estimator: Callable[[Message], float] | None) -> flo
     return size
 
 
+def _check_count(value: Any, what: str) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+        raise ConfigurationError(f"{what}={value!r}): give an int of at least 0")
+
+
 # --- the summary ---
 
 
-def _compacted(messages: list[Message], kept: set[int], said: Any) -> list[Message]:
+def _compacted(messages: list[Message], kept: list[int], said: Any) -> list[Message]:
     if not isinstance(said, str):
         raise ConfigurationError(f"compact(summarize=…) returned a {type(said).__name__}: return a text")
     if not said.strip():
         return messages
-    stay = [message for message in messages if id(message) in kept]
+    stay = [messages[i] for i in kept]
     head = next((i for i, message in enumerate(stay) if _field(message, "role") != "system"), len(stay))
     text = f"What came before, {len(messages) - len(stay)} messages in short:\n<summary>\n{said.strip()}\n</summary>"
     return [*stay[:head], {"role": "user", "content": text}, *stay[head:]]
 
 
-async def _compacted_later(messages: list[Message], kept: set[int], said: Any) -> list[Message]:
+async def _compacted_later(messages: list[Message], kept: list[int], said: Any) -> list[Message]:
     return _compacted(messages, kept, await said)
 
 

@@ -111,9 +111,7 @@ class AnthropicJudge:
             try:
                 client = self._client if self._client is not None else Anthropic()
             except AnthropicError as exc:
-                raise ConfigurationError(
-                    f"until_llm or LLMScore needs a model to ask, and the SDK finds no key: {exc}"
-                ) from exc
+                raise ConfigurationError(f"until_llm needs a model to ask, and the SDK finds no key: {exc}") from exc
             if not _has_key(client):
                 raise ConfigurationError(
                     "until_llm needs a model to ask, and there is no key for it: set ANTHROPIC_API_KEY, or give "

@@ -1,7 +1,92 @@
-"""What a plugin implements, and the effects that its hooks yield."""
+"""The types of loopguard's seams: what plugins implement, hooks yield, and subscribers receive."""
 
 from __future__ import annotations
 
-from loopguard._pipeline import Ask, BoundLimit, Effect, Hook, Invoke, Limit, Proceed, Sleep, Steps
+from typing import Any, Protocol
 
-__all__ = ["Ask", "BoundLimit", "Effect", "Hook", "Invoke", "Limit", "Proceed", "Sleep", "Steps"]
+from loopguard._approval import Approval
+from loopguard._events import (
+    BudgetExtended,
+    BudgetWarned,
+    Charged,
+    Event,
+    IterationEnded,
+    IterationStarted,
+    ModelCalled,
+    QuestionAnswered,
+    QuestionAsked,
+    RunEnded,
+    RunStarted,
+    Stopped,
+    ToolFinished,
+    ToolRefused,
+    ToolStarted,
+    Transitioned,
+    VerdictGiven,
+)
+from loopguard._outcomes import Verdict
+from loopguard._pipeline import Ask, BoundLimit, Effect, Hook, Invoke, Limit, Proceed, Sleep, Steps
+from loopguard.budgets.ledger import Account, Balance, Entry, Lease, Ledger, Shortfall
+from loopguard.metering.prices import PriceSource, Rates, Tariff
+
+__all__ = [
+    "Account",
+    "Approver",
+    "Ask",
+    "Balance",
+    "BoundLimit",
+    "BudgetExtended",
+    "BudgetWarned",
+    "Charged",
+    "Effect",
+    "Entry",
+    "Evaluator",
+    "Event",
+    "Hook",
+    "Invoke",
+    "IterationEnded",
+    "IterationStarted",
+    "Judge",
+    "Lease",
+    "Ledger",
+    "Limit",
+    "ModelCalled",
+    "PriceSource",
+    "Proceed",
+    "QuestionAnswered",
+    "QuestionAsked",
+    "Rates",
+    "RunEnded",
+    "RunStarted",
+    "Shortfall",
+    "Sleep",
+    "Steps",
+    "Stopped",
+    "Tariff",
+    "ToolFinished",
+    "ToolRefused",
+    "ToolStarted",
+    "Transitioned",
+    "VerdictGiven",
+]
+
+
+class Approver(Protocol):
+    """Who is asked about a call: sync or async (then it returns an awaitable of the answer)."""
+
+    def __call__(self, call: Any, /) -> Approval | bool | tuple[bool, str | None]:
+        """Yes, no, or other arguments. ``call`` has name, arguments, id and run."""
+
+
+class Judge(Protocol):
+    """Who says whether a loop is done: sync or async."""
+
+    def __call__(self, question: str, state: Any, /) -> Verdict | bool | tuple[bool, str | None]:
+        """The verdict about the state; ``Verdict(None, reason)`` is undecided, and not done."""
+
+
+class Evaluator(Protocol):
+    """Who checks a loop's value: sync or async."""
+
+    def __call__(self, value: Any, /) -> Verdict | bool | tuple[bool, str | None]:
+        """The verdict; its value, if there is one, takes the place of the one that was checked."""

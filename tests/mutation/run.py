@@ -1,0 +1,316 @@
+"""Plant faults in copies of loopguard, one at a time, and count those that the tests miss: `make mutate`.
+
+Two sources: `own.toml`, faults that would hurt most, each with its reason; and mutants that the operators of
+mutmut make, drawn by a seed. A survivor is a missing test, or equivalent to the original: then
+`equivalent.toml` says in a line why. The working tree is never touched.
+
+    python tests/mutation/run.py                    # everything
+    python tests/mutation/run.py --own              # own.toml alone
+    python tests/mutation/run.py --random 50 --seed other
+    python tests/mutation/run.py --only _halting    # those whose name or id contains this
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import hashlib
+import os
+import queue
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+
+import libcst as cst
+from libcst.metadata import MetadataWrapper
+from mutmut.mutation.file_mutation import MutationVisitor
+from mutmut.mutation.mutators import mutation_operators
+from mutmut.mutation.pragma_handling import IgnoredCode
+
+HERE = Path(__file__).parent
+REPOSITORY = HERE.parents[1]
+PACKAGE = "loopguard"
+
+TARGETS = (
+    "_pipeline.py _admission.py _halting.py _call.py _drivers.py _run.py _guard.py _loop_run.py _cells.py _amounts.py "
+    "_approval.py guardrails/*.py budgets/*.py"
+).split()
+"""The modules that random mutants are drawn from."""
+
+LIKELY = {
+    "_admission": "test_order test_tool test_events budgets/ guardrails/ test_halting telemetry/test_tool_spans",
+    "_amounts": "test_amounts budgets/",
+    "_approval": "guardrails/test_approve budgets/test_extend test_events questions/",
+    "_call": "test_tool guardrails/ test_hostile",
+    "_cells": "budgets/",
+    "_drivers": "test_drivers test_tool test_halting guardrails/",
+    "_guard": "test_tool test_order test_halting guardrails/ budgets/ test_events",
+    "_halting": "test_halting test_loop",
+    "_loop_run": "test_loop test_until test_wind test_latching test_halting test_events telemetry/",
+    "_pipeline": "test_order test_drivers guardrails/",
+    "_run": "test_loop test_tool test_latching test_events budgets/ test_charge test_wind",
+    "budgets": "budgets/ test_charge test_wind",
+    "guardrails": "guardrails/ test_order test_tool test_events",
+}
+"""Module or package: the tests to ask first, by the beginning of their path. The rest follow."""
+
+IRRELEVANT = re.compile(
+    "test_(architecture|examples|exports|fingerprints|import_time|prices|readme|redaction|schemas|server|setup|"
+    "streams|terminal|typing)"
+)
+"""Tests of modules that aren't mutated here, or too slow for what they would add."""
+
+PATIENCE = 20.0
+"""Seconds for one test: a mutant may hang."""
+LIMIT = 600.0
+"""Seconds for all tests of one mutant."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One fault: the text of a module with the fault in it."""
+
+    id: str
+    file: str
+    """Its path in the package."""
+    code: str
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    mutant: Mutant
+    killed: bool
+    by: str
+    """The test that failed."""
+    seconds: float
+
+
+# -- mutants ---------------------------------------------------------------------------------------
+
+
+def own(tree: Path) -> Iterator[Mutant]:
+    """Those of own.toml. One that doesn't apply any more is an error: it would be counted as killed for nothing."""
+    entries = tomllib.loads((HERE / "own.toml").read_text("utf-8"))
+    for name, entry in entries.items():
+        original = (tree / PACKAGE / entry["file"]).read_text("utf-8")
+        found = original.count(entry["old"])
+        if found != 1:
+            raise SystemExit(f"own.toml: the old text of {name!r} is found {found} times in {entry['file']}, not once")
+        code = original.replace(entry["old"], entry["new"])
+        compile(code, entry["file"], "exec")
+        yield Mutant(name, entry["file"], code, entry["why"])
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    id: str
+    file: str
+    module: cst.Module
+    old: cst.CSTNode
+    new: cst.CSTNode
+
+    def mutant(self) -> Mutant | None:
+        code = self.module.deep_replace(self.old, self.new).code  # type: ignore[arg-type, union-attr]  # a module stays one
+        try:
+            compile(code, self.file, "exec")
+        except SyntaxError:
+            return None
+        return Mutant(self.id, self.file, code)
+
+
+def candidates(tree: Path) -> Iterator[_Candidate]:
+    """Every mutant that mutmut's operators make of the target modules, within functions."""
+    root = tree / PACKAGE
+    for path in sorted({path for target in TARGETS for path in root.glob(target)}):
+        visitor = MutationVisitor(mutation_operators, IgnoredCode(set(), set(), set()))
+        module = MetadataWrapper(cst.parse_module(path.read_text("utf-8"))).visit(visitor)
+        names = dict(_functions(module))
+        file = path.relative_to(root).as_posix()
+        seen: Counter[tuple[str, ...]] = Counter()
+        for mutation in visitor.mutations:
+            name = names.get(mutation.contained_by_top_level_function)
+            if name is None:
+                continue
+            texts = (name, *(module.code_for_node(n) for n in (mutation.original_node, mutation.mutated_node)))
+            seen[texts] += 1
+            digest = hashlib.sha256(repr((*texts, seen[texts])).encode()).hexdigest()[:8]
+            id = f"{file.removesuffix('.py')}:{name}:{digest}"
+            yield _Candidate(id, file, module, mutation.original_node, mutation.mutated_node)
+
+
+def _functions(module: cst.Module) -> Iterator[tuple[cst.CSTNode, str]]:
+    for statement in module.body:
+        if isinstance(statement, cst.FunctionDef):
+            yield statement, statement.name.value
+        elif isinstance(statement, cst.ClassDef):
+            for inner in statement.body.body:
+                if isinstance(inner, cst.FunctionDef):
+                    yield inner, f"{statement.name.value}.{inner.name.value}"
+
+
+def drawn(tree: Path, n: int, seed: str, only: str) -> Iterator[Mutant]:
+    """n of them. The draw ranks hashes, so that an edit of the package changes only what it touches."""
+    ranked = sorted(
+        (candidate for candidate in candidates(tree) if only in candidate.id),
+        key=lambda candidate: hashlib.sha256(f"{seed} {candidate.id}".encode()).digest(),
+    )
+    made = (candidate.mutant() for candidate in ranked)
+    for _, mutant in zip(range(n), (mutant for mutant in made if mutant is not None), strict=False):
+        yield mutant
+
+
+# -- running them ----------------------------------------------------------------------------------
+
+
+class Copy:
+    """A copy of the repository in which one mutant after the other is tried."""
+
+    def __init__(self, source: Path, root: Path) -> None:
+        self.root = root
+        for name in (PACKAGE, "tests"):
+            shutil.copytree(source / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(source / "pyproject.toml", root)
+        self.environment = {**os.environ, "PYTHONPATH": str(root)}
+        shown = self._python("-c", f"import {PACKAGE}; print({PACKAGE}.__file__)")[1].strip()
+        if Path(shown).parent != root / PACKAGE:
+            raise SystemExit(f"the tests would not import the mutated package, but {shown}")
+
+    def _python(self, *arguments: str) -> tuple[int, str]:
+        process = subprocess.Popen(
+            [sys.executable, *arguments],
+            cwd=self.root,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            output, _ = process.communicate(timeout=LIMIT)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            output, _ = process.communicate()
+            return -1, output
+        return process.returncode, output
+
+    def tests(self, file: str) -> list[str]:
+        """The relevant tests, those first that are likely to notice a fault in this module."""
+        likely = LIKELY.get(file.partition("/")[0].removesuffix(".py"), "").split()
+
+        def rank(path: str) -> tuple[int, str]:
+            return next((i for i, start in enumerate(likely) if path.startswith(f"tests/{start}")), len(likely)), path
+
+        paths = (path.relative_to(self.root).as_posix() for path in (self.root / "tests").rglob("test_*.py"))
+        return sorted((path for path in paths if not IRRELEVANT.search(path)), key=rank)
+
+    def run_tests(self, file: str) -> tuple[int, str]:
+        """pytest's exit code and output."""
+        shutil.rmtree(self.root / ".hypothesis", ignore_errors=True)
+        options = f"-x -q --tb=no -p no:cacheprovider --hypothesis-seed=0 --timeout={PATIENCE:g}".split()
+        return self._python("-m", "pytest", *options, *self.tests(file))
+
+    def attempt(self, mutant: Mutant) -> Outcome:
+        """Whether a test fails with the mutant in place."""
+        path = self.root / PACKAGE / mutant.file
+        original = path.read_text("utf-8")
+        begun = time.monotonic()
+        try:
+            self._write(path, mutant.code)
+            code, output = self.run_tests(mutant.file)
+        finally:
+            self._write(path, original)
+        failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+        by = failed[-1].removeprefix("tests/") if failed else "time" if code < 0 else output.strip()[-200:]
+        return Outcome(mutant, code != 0, by, time.monotonic() - begun)
+
+    @staticmethod
+    def _write(path: Path, code: str) -> None:
+        path.write_text(code, "utf-8")
+        for compiled in path.parent.glob(f"__pycache__/{path.stem}.*"):  # two mutants of a second may be equally long
+            compiled.unlink()
+
+
+def difference(tree: Path, mutant: Mutant) -> str:
+    """What the mutant changes."""
+    original = (tree / PACKAGE / mutant.file).read_text("utf-8").splitlines()
+    lines = difflib.unified_diff(original, mutant.code.splitlines(), mutant.file, mutant.id, n=1, lineterm="")
+    return "\n".join(f"    {line}" for line in list(lines)[2:])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--own", action="store_true", help="own.toml alone")
+    parser.add_argument("--random", type=int, metavar="N", help="N random mutants alone")
+    parser.add_argument("--seed", default="loopguard", help="of the draw")
+    parser.add_argument("--only", default="", metavar="TEXT", help="those whose name or id contains TEXT")
+    parser.add_argument("--jobs", type=int, default=2, help="how many at once")
+    parser.add_argument("--list", action="store_true", help="show the mutants, and run nothing")
+    options = parser.parse_args()
+    equivalent: dict[str, str] = tomllib.loads((HERE / "equivalent.toml").read_text("utf-8"))
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="loopguard-mutate-") as folder:
+        first = Copy(REPOSITORY, Path(folder, "0"))
+        mutants = [] if options.random else [mutant for mutant in own(first.root) if options.only in mutant.id]
+        if not options.own:
+            mutants += drawn(first.root, options.random or 200, options.seed, options.only)
+        original = Path(folder, "original")
+        shutil.copytree(first.root / PACKAGE, original / PACKAGE)
+        if options.list:
+            for mutant in mutants:
+                print(f"{mutant.id}  {mutant.why}\n{difference(original, mutant)}")
+            return 0
+        argued = [mutant for mutant in mutants if mutant.id in equivalent]
+        mutants = [mutant for mutant in mutants if mutant.id not in equivalent]
+        print(f"{len(mutants)} mutants; {len(argued)} more are equivalent, as equivalent.toml argues", flush=True)
+        code, output = first.run_tests("")
+        if code:
+            print(output[-5000:], "\nthe tests fail without any mutant", file=sys.stderr)
+            return 2
+        print(f"without a mutant the tests pass ({output.strip().splitlines()[-1]})", flush=True)
+        copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
+        copies.put(first)
+        for number in range(1, options.jobs):
+            copies.put(Copy(first.root, Path(folder, str(number))))
+
+        def attempt(mutant: Mutant) -> Outcome:
+            copy = copies.get()
+            try:
+                return copy.attempt(mutant)
+            finally:
+                copies.put(copy)
+
+        survivors = []
+        with ThreadPoolExecutor(options.jobs) as pool:
+            try:
+                for n, future in enumerate(as_completed(pool.submit(attempt, mutant) for mutant in mutants), 1):
+                    outcome = future.result()
+                    mark = f"killed by {outcome.by}" if outcome.killed else "SURVIVED"
+                    print(f"{n:4}/{len(mutants)} {outcome.seconds:5.1f} s  {outcome.mutant.id}  {mark}", flush=True)
+                    if not outcome.killed:
+                        survivors.append(outcome.mutant)
+                        print(difference(original, outcome.mutant), flush=True)
+            finally:
+                pool.shutdown(cancel_futures=True)
+        for mutant in survivors:
+            print(f"\n{mutant.id}: {mutant.why or 'random'}\n{difference(original, mutant)}")
+        minutes = (time.monotonic() - begun) / 60
+        print(
+            f"\n{len(mutants) + len(argued)} mutants: {len(mutants) - len(survivors)} killed, {len(argued)} equivalent, "
+            f"{len(survivors)} survived; {minutes:.1f} minutes"
+        )
+        return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
