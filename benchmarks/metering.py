@@ -6,6 +6,7 @@ The server runs in a process of its own. Times are of this process's processor, 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ import anthropic
 
 from loopguard import Budget, Guard, PriceBook, Usage, meter
 
-ROUNDS, CALLS = 7, 150
+ROUNDS, CALLS = 7, 100
 PRICES = PriceBook({"m": {"input": 3, "output": 15}})
 QUESTION = "What does the archive say about lighthouses, and who wrote it? " * 30
 BODY: dict[str, Any] = {"model": "m", "max_tokens": 1000, "messages": [{"role": "user", "content": QUESTION}]}
@@ -73,7 +74,8 @@ def in_turn(call: Callable[[Any], Any], clients: tuple[Any, Any]) -> tuple[float
             for _ in range(calls):
                 await call(client)
 
-        return sync if not asyncio.iscoroutinefunction(call) else lambda calls: runner.run(loop(calls))
+        here = contextvars.copy_context()  # with the current run in it
+        return sync if not asyncio.iscoroutinefunction(call) else lambda calls: runner.run(loop(calls), context=here)
 
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(ROUNDS):
@@ -97,7 +99,7 @@ def main() -> None:
                 print(f"{call.__name__:<14} {before:>8.0f} {after:>8.0f}  {after / before:.3f}×")
         assert run.usage.model_calls == len(calls) * ROUNDS * CALLS
         assert run.reserved() == 0 < run.spent()
-        server.communicate("\n")
+        server.communicate("stop\n")
 
     usage = Usage(input_tokens=1000, cache_read_tokens=300, output_tokens=100, web_searches=1)
     for what, book, model in (("your table", PRICES, "m-20250101"), ("genai-prices", PriceBook(), "claude-opus-5")):

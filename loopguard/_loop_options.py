@@ -155,7 +155,7 @@ def _evaluators(evaluate: Any, is_async: bool) -> tuple[Any, ...]:
     if not isinstance(found, tuple | list) or not all(callable(evaluator) for evaluator in found):
         raise ConfigurationError(f"loop(evaluate={evaluate!r}): give a function of the value, or several in a tuple")
     for evaluator in found:
-        if inspect.iscoroutinefunction(evaluator) and not is_async:
+        if not is_async and (colour_of(evaluator) == ASYNC or getattr(evaluator, "is_async", False) is True):
             raise ConfigurationError(
                 f"loop(evaluate={name_of(evaluator)}): it is async, but the loop is sync; make one like the other"
             )

@@ -32,6 +32,7 @@ from loopguard._outcomes import (
 from loopguard._pipeline import Ask, Effect, EffectTimeout, Invoke, Steps
 from loopguard._run import Run, current_run
 from loopguard._usage import Usage
+from loopguard.evaluators import BaseEvaluator
 from loopguard.exceptions import (
     ConfigurationError,
     EvaluationFailed,
@@ -104,6 +105,7 @@ class LoopRun:
             id=run_id,
         )
         self.history: list[Iteration[Any]] = []
+        self.run.history = self.history
         self.transitions: list[Transition] = []
         self.state = LoopState.READY
         self.completed = 0
@@ -211,8 +213,9 @@ class LoopRun:
     def steps(self) -> Steps:
         """The iterations, as effects; evaluates to why it stopped."""
         options, run = self.options, self.run
-        if isinstance(options.judge, AnthropicJudge):
-            yield Ask(options.judge.prepare, blocking=True)
+        for each in (options.judge, *options.evaluators):
+            if isinstance(each, AnthropicJudge | BaseEvaluator):
+                yield Ask(each.prepare, blocking=True)
         self.move("start")
         while True:
             self.check_stopped()
@@ -231,7 +234,7 @@ class LoopRun:
         options, run = self.options, self.run
         run.emit(events.IterationStarted, value=self.value, feedback=run.feedback)
         span = IterationSpan(run) if run.span is not None else None
-        before = {unit: cell.spent for unit, cell in list(run.cells.items())}
+        before = {unit: cell.spent for unit, cell in run.cells.copy().items()}  # other threads may add units
         started = time.perf_counter()
         self.satisfied = None
         self.feedback = run.feedback
@@ -388,7 +391,7 @@ class LoopRun:
         run = self.run
         spent = {
             unit: cell.spent - before.get(unit, 0)
-            for unit, cell in list(run.cells.items())
+            for unit, cell in run.cells.copy().items()
             if cell.spent != before.get(unit, 0)
         }
         counted: dict[str, Any] = {u: n // SCALE for u, n in spent.items() if u in _USAGE}

@@ -20,7 +20,7 @@ from loopguard._amounts import SCALE, costs, decimal, decimals
 from loopguard._call import CURRENT, Tool, ToolCall, forget_identity, new_id
 from loopguard._cells import Cell
 from loopguard._config import settings
-from loopguard._outcomes import StopReason
+from loopguard._outcomes import Iteration, StopReason
 from loopguard._pipeline import LOCK
 from loopguard._usage import Usage
 from loopguard._warn import warn
@@ -50,6 +50,8 @@ class Run:
     """Why the last value was rejected, or None."""
     rejected: Any = None
     """The last rejected value."""
+    history: Sequence[Iteration[Any]] = ()
+    """What the iterations before did, of a loop: for `loopguard.context.feedback_messages`."""
     steps: int = 0
     """Tool calls that were admitted."""
     refusals: int = 0

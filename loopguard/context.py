@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from loopguard._outcomes import Iteration, LoopResult
@@ -47,9 +48,9 @@ def trim(
     starts = [start for start in starts if start >= first]
     if max_tokens is not None:
         sizes = [_size(message, estimator) for message in given]
-        starts = [
-            start for start in starts if sum(sizes[i] for i in _kept(given, fixed, start)) <= max_tokens
-        ] or starts[-1:]
+        total = sum(sizes)
+        dropped = list(accumulate((0 if i in fixed else size for i, size in enumerate(sizes)), initial=0))
+        starts = [start for start in starts if total - dropped[start] <= max_tokens] or starts[-1:]
     return [given[i] for i in _kept(given, fixed, starts[0])]
 
 
@@ -65,8 +66,9 @@ def compact(messages: Iterable[Message], *, summarize: Callable[[list[Message]],
         raise ConfigurationError(f"compact(summarize={summarize!r}): give a function from messages to a text")
     _check_count(keep_last, "compact(keep_last")
     fixed, starts = _cuts(given)
-    kept = _kept(given, fixed, next(start for start in starts if start >= len(given) - keep_last))
-    dropped = [message for i, message in enumerate(given) if i not in kept]
+    start = next(start for start in starts if start >= len(given) - keep_last)
+    kept = _kept(given, fixed, start)
+    dropped = [message for i, message in enumerate(given[:start]) if i not in fixed]
     if not dropped:
         return _later(given) if inspect.iscoroutinefunction(summarize) else given
     said = summarize(dropped)
@@ -96,7 +98,7 @@ def answer_pending(messages: Iterable[Message], *, reason: str = "the loop was s
     The results go to the front of the user message that follows the call, or into a new one.
     """
     given = list(messages)
-    answered = {(call, id) for call, _, id in _links(given)}
+    answered = {(call, use) for call, _, use in _links(given)}
     made: list[Message] = []
     owed: list[dict[str, Any]] = []
     for place, message in enumerate([*given, None]):
@@ -105,8 +107,8 @@ def answer_pending(messages: Iterable[Message], *, reason: str = "the loop was s
         elif owed:
             made.append({"role": "user", "content": owed})
         made.append(message)
-        pending = [id for id in _calls(message) if (place, id) not in answered]
-        owed = [tool_result(id, f"Not run: {reason}.", is_error=True) for id in pending]
+        pending = [use for use in _calls(message) if (place, use) not in answered]
+        owed = [tool_result(use, f"Not run: {reason}.", is_error=True) for use in pending]
     return made[:-1]
 
 
@@ -169,7 +171,7 @@ def _links(messages: Sequence[Message]) -> list[tuple[int, int, str]]:
     made: dict[str, int] = {}
     links = []
     for i, message in enumerate(messages):
-        links += [(made[id], i, id) for id in _results(message) if id in made]
+        links += [(made[use], i, use) for use in _results(message) if use in made]
         made.update(dict.fromkeys(_calls(message), i))
     return links
 

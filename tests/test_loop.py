@@ -399,7 +399,7 @@ def _none(n: int) -> None:
     return None
 
 
-def _state_admits(n: int | None):  # type: ignore[no-untyped-def]  # noqa: ANN202  # only the state is annotated
+def _state_admits(n: int | None):  # type: ignore[no-untyped-def]  # only the state is annotated
     return None
 
 
@@ -408,7 +408,7 @@ def _unresolvable(n: NotThere) -> NotThere | None:  # type: ignore[name-defined]
 
 
 class _Method:
-    def state_admits(self, n: int | None):  # type: ignore[no-untyped-def]  # noqa: ANN201  # only the state is annotated
+    def state_admits(self, n: int | None):  # type: ignore[no-untyped-def]  # only the state is annotated
         """A method whose state may be None."""
 
     def __call__(self, n: int) -> int | None:
@@ -441,11 +441,11 @@ def test_the_state_of_a_method_is_looked_at_not_its_self() -> None:
 
     class Here:
         @loop(max=2)
-        def step(self, n: int | None):  # type: ignore[no-untyped-def]  # noqa: ANN202  # only the state is annotated
+        def step(self, n: int | None):  # type: ignore[no-untyped-def]  # only the state is annotated
             return None
 
         @loop(max=2)
-        def forgot(self, n: int):  # type: ignore[no-untyped-def]  # noqa: ANN202  # no annotation admits None
+        def forgot(self, n: int):  # type: ignore[no-untyped-def]  # no annotation admits None
             return None
 
     assert Here().step(1) is None
@@ -457,7 +457,7 @@ def test_a_state_that_was_none_may_stay_none() -> None:
     """None for None is nothing forgotten."""
 
     @loop(max=2)
-    def wait(state):  # type: ignore[no-untyped-def]  # noqa: ANN202  # unannotated on purpose
+    def wait(state):  # type: ignore[no-untyped-def]  # unannotated on purpose
         return state
 
     assert wait(None) is None
@@ -1107,8 +1107,11 @@ def test_a_plain_function_that_returns_a_coroutine_is_a_configuration_error() ->
     async def later(n: int) -> int:
         return n
 
+    def step(n: int) -> Any:
+        return later(n)
+
     with pytest.raises(ConfigurationError, match="async def"):
-        loop(max=2)(lambda n: later(n))(0)
+        loop(max=2)(step)(0)
 
 
 @both
@@ -1525,7 +1528,10 @@ def test_until_runs_in_the_thread_of_the_loop() -> None:
     """Conditions and callbacks run inline, also in async loops."""
     threads = set()
 
-    @loop(max=2, until=lambda n: threads.add(threading.get_ident()), on_iteration=lambda n, i: threads.add(threading.get_ident()))  # fmt: skip
+    def note(*args: Any) -> None:
+        threads.add(threading.get_ident())
+
+    @loop(max=2, until=note, on_iteration=note)
     async def step(n: int) -> int:
         return n
 

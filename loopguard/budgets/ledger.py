@@ -97,6 +97,7 @@ class Ledger(Protocol):
         charge goes. After a Shortfall the id may be tried again. Raises ConfigurationError for an id whose
         reservation is over, and for one that is held with other entries.
         """
+        ...
 
     def settle(self, id: str, amounts: Mapping[str, int]) -> Awaitable[None] | None:
         """Book what the call cost, {unit: amount}, on every entry of that unit; a unit left out cost nothing.
@@ -111,9 +112,11 @@ class Ledger(Protocol):
 
     def renew(self, id: str, lease: Lease) -> bool | Awaitable[bool]:
         """Let the lease of a held reservation begin anew; False if it isn't held any more."""
+        ...
 
     def balance(self, account: Account, unit: str) -> Balance | Awaitable[Balance]:
         """Where the account stands."""
+        ...
 
 
 @dataclass(slots=True)

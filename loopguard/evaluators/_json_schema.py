@@ -150,4 +150,4 @@ def _target(root: Any, reference: Any, where: str = "Matches") -> Any:
 
 
 def _kind(value: Any) -> str:
-    return next((text for text, fits in reversed(_TYPES.values()) if fits(value)), "an object")
+    return next((text for text, fits in reversed(_TYPES.values()) if fits(value)), f"a {type(value).__name__}")

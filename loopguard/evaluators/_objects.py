@@ -28,11 +28,10 @@ def object_in(text: str) -> dict[str, Any]:
     """The JSON object in a text, whatever stands around it.
 
     Raises ValueError, with a text for the model, if there is none, if one can't be read (equal names and NaN
-    included), or if there are two that differ. The same object twice is one, ``{}`` counts only alone, and what is
-    part of something that merely looks like an object isn't one.
+    included), or if there are two that differ. The same object twice is one, ``{}`` counts only if there is no other
+    brace, and what is part of something that merely looks like an object isn't one.
     """
     found: dict[bytes, dict[str, Any]] = {}
-    empty = False
     open_ends = 0
     for part in _parts(text):
         place = part.find("{")
@@ -46,19 +45,18 @@ def object_in(text: str) -> dict[str, Any]:
                     value = parse_json(part[place:end])
                 except ValueError as error:
                     raise ValueError(f"The JSON object can't be read: {error}. Answer with one valid object.") from None
-                if value:
+                if value or text.count("{") == 1:
                     found[loose(value)] = value
-                empty = empty or not value
             place = part.find("{", end or place + 1)
     if len(found) > 1:
         raise ValueError(
             f"The answer is ambiguous: it holds {len(found)} different JSON objects. Answer with the final one alone."
         )
-    if not found and not empty:
+    if not found:
         raise ValueError(
             "There is no JSON object in the answer. Answer with one, its names and texts in double quotes."
         )
-    return next(iter(found.values()), {})
+    return next(iter(found.values()))
 
 
 def json_value(text: str) -> Any:

@@ -48,7 +48,6 @@ class ModelCall:
     """An attempt to send a request: `reserve`, `admit`, then `received`, `released` or `lost`: the first one counts."""
 
     def __init__(self, run: Run, model: str, prices: PriceSource) -> None:
-        self.id = new_id("model")
         self.run = run
         self.name = model
         self.prices = prices
@@ -59,7 +58,15 @@ class ModelCall:
         self._models = [model]
         self._worst = Usage()
         self._open = True
+        self._id: str | None = None
         self.span: Span = INVALID_SPAN
+
+    @property
+    def id(self) -> str:
+        """The call's id."""
+        if self._id is None:
+            self._id = new_id("model")
+        return self._id
 
     # -- before ----------------------------------------------------------------------------------
 
@@ -69,7 +76,7 @@ class ModelCall:
         self._max_tokens = limit if type(limit) is int and limit > 0 else 0
         others = body.get("fallbacks")
         for entry in others if isinstance(others, list) else ():
-            self._models.append(str(entry.get("model")) if isinstance(entry, Mapping) else "")
+            self._models.append(str(entry.get("model")) if isinstance(entry, dict) else "")
         tokens = survey.input_tokens
         self._worst = Usage(
             tokens=tokens + self._max_tokens,
@@ -83,9 +90,10 @@ class ModelCall:
             speed=body.get("speed"),
             inference_geo=body.get("inference_geo"),
         )
+        self.reserved = _amounts_of(self._worst)
         # the split of the input only makes it dearer: nothing is reserved in the units of the cache
-        known = replace(self._worst, cache_write_5m_tokens=None, cache_write_1h_tokens=None)
-        self.reserved = _amounts_of(known)
+        self.reserved.pop("cache_write_5m_tokens", None)
+        self.reserved.pop("cache_write_1h_tokens", None)
         usd = self._usd(self._max_tokens)
         if usd is None:
             self.unpriced = True
@@ -94,7 +102,7 @@ class ModelCall:
 
     def _usd(self, output: int) -> int | None:
         """What it costs with so much output, whichever model answers; None where one's price is unknown."""
-        worst = replace(self._worst, output_tokens=output)
+        worst = self._worst if output == self._max_tokens else replace(self._worst, output_tokens=output)
         costs = [cost_of(self.prices, [(model, worst)]) for model in self._models]
         return None if None in costs else max(filter(None, costs), default=0)
 
@@ -218,8 +226,8 @@ class ModelCall:
         if bill.partial:
             received = min(bill.content_tokens, self._max_tokens)
             shares[0] = model, _at_least(shares[0][1], received)
-        usage = Usage()
-        for _, share in shares:
+        usage = shares[0][1]
+        for _, share in shares[1:]:
             usage += share
         usd = cost_of(self.prices, shares)
         charged = _amounts_of(usage)
@@ -258,17 +266,18 @@ class ModelCall:
                     run.unknown_cost = True
         ring(chain[0])
         cost = None if usd is None else decimal(usd)
-        self.run.emit(
-            events.ModelCalled,
-            call_id=self.id,
-            model=self.name,
-            usage=usage,
-            charged=decimals(charged),
-            cost=cost,
-            partial=partial,
-            error=error,
-            duration=max(0.0, time.perf_counter() - self.started),
-        )
+        if self.run.listeners:
+            self.run.emit(
+                events.ModelCalled,
+                call_id=self.id,
+                model=self.name,
+                usage=usage,
+                charged=decimals(charged),
+                cost=cost,
+                partial=partial,
+                error=error,
+                duration=max(0.0, time.perf_counter() - self.started),
+            )
         if self.span.is_recording():
             attributes = {names.RESPONSE_MODEL: model, **_span_usage(usage)}
             if cost is not None:
@@ -299,8 +308,7 @@ def _wanted() -> bool:
 
 def _amounts_of(usage: Usage) -> dict[str, int]:
     """{unit: exact} of what is known; what is unknown is not 0."""
-    known = {unit: getattr(usage, unit) for unit in _BOOKED}
-    return {unit: count * SCALE for unit, count in known.items() if count is not None}
+    return {unit: count * SCALE for unit in _BOOKED if (count := getattr(usage, unit)) is not None}
 
 
 def _at_least(usage: Usage, output: int) -> Usage:

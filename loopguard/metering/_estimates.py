@@ -39,7 +39,7 @@ def survey(body: Mapping[str, Any]) -> Survey:
     The bound doesn't cover what the body only names: documents by URL or file id, and what the API's own
     tools fetch while they run.
     """
-    tools = [tool for tool in body.get("tools") or () if isinstance(tool, Mapping)]
+    tools = [tool for tool in body.get("tools") or () if isinstance(tool, dict)]
     own = [tool for tool in tools if tool.get("type", "custom") != "custom"]
     size, images, lifetimes = _walk([body.get(name) for name in ("system", "tools", "messages", "output_config")])
     lifetimes |= _lifetime(body)
@@ -60,8 +60,9 @@ def _walk(root: Any) -> tuple[int, int, set[str]]:
         node = todo.pop()
         if isinstance(node, str):
             size += len(node) if node.isascii() else len(node.encode("utf-8", "surrogatepass"))
-        elif isinstance(node, Mapping):
-            lifetimes |= _lifetime(node)
+        elif isinstance(node, dict):
+            if "cache_control" in node:
+                lifetimes |= _lifetime(node)
             if node.get("type") == "image":
                 images += 1
             else:
@@ -76,7 +77,7 @@ def _walk(root: Any) -> tuple[int, int, set[str]]:
 
 def _lifetime(node: Mapping[str, Any]) -> set[str]:
     mark = node.get("cache_control")
-    return {str(mark.get("ttl", "5m"))} if isinstance(mark, Mapping) else set()
+    return {str(mark.get("ttl", "5m"))} if isinstance(mark, dict) else set()
 
 
 def _uses(tools: list[Mapping[str, Any]], kind: str) -> int:

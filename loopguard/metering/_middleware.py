@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping
 from typing import Any
 
 import httpx2
@@ -61,7 +60,7 @@ class Meter(Middleware):
         return None
 
     def _message(self, request: Any, send: Callable[[Any], Any], run: Run) -> Steps:
-        body = request.json if isinstance(request.json, Mapping) else {}
+        body = request.json if isinstance(request.json, dict) else {}
         call = ModelCall(run, str(body.get("model", "")), self.prices)
         seen = survey(body)
         if self.estimate == "count_tokens":
@@ -152,11 +151,13 @@ def _watch(http: httpx2.Response, reader: Reader, settle: Callable[[Bill, BaseEx
     try:
         content = http.content
     except httpx2.ResponseNotRead:
-        # a response of its own, so that httpx2 decodes what is compressed before we and the caller see it
-        source = httpx2.Response(http.status_code, headers=http.headers, stream=http.stream, request=http.request)
+        source: Any = http.stream
+        if "content-encoding" in http.headers:
+            # a response of its own, so that httpx2 decodes what is compressed before we and the caller see it
+            source = httpx2.Response(http.status_code, headers=http.headers, stream=source, request=http.request)
+            del http.headers["content-encoding"]
         watched = _AsyncBody if isinstance(http.stream, httpx2.AsyncByteStream) else _SyncBody
         http.stream = watched(source, reader, settle)
-        http.headers.pop("content-encoding", None)
     else:
         reader.feed(content)
         settle(reader.bill(), None)
@@ -165,9 +166,7 @@ def _watch(http: httpx2.Response, reader: Reader, settle: Callable[[Bill, BaseEx
 class _Body:
     """A body that is read along; however its reading ends, that is settled once."""
 
-    def __init__(
-        self, source: httpx2.Response, reader: Reader, settle: Callable[[Bill, BaseException | None], None]
-    ) -> None:
+    def __init__(self, source: Any, reader: Reader, settle: Callable[[Bill, BaseException | None], None]) -> None:
         self._source = source
         self._reader = reader
         self._settle = settle
@@ -176,7 +175,7 @@ class _Body:
     @property
     def elapsed(self) -> Any:
         """Response.elapsed looks for it here."""
-        return getattr(self._source.stream, "elapsed", None)
+        return getattr(getattr(self._source, "stream", self._source), "elapsed", None)
 
     def _feed(self, chunk: bytes) -> None:
         if self._open:
@@ -197,7 +196,7 @@ class _Body:
 class _SyncBody(_Body, httpx2.SyncByteStream):
     def __iter__(self) -> Iterator[bytes]:
         try:
-            for chunk in self._source.iter_bytes():
+            for chunk in self._source.iter_bytes() if isinstance(self._source, httpx2.Response) else self._source:
                 self._feed(chunk)
                 yield chunk
         except BaseException as exc:
@@ -212,14 +211,18 @@ class _SyncBody(_Body, httpx2.SyncByteStream):
 
 class _AsyncBody(_Body, httpx2.AsyncByteStream):
     async def __aiter__(self) -> AsyncIterator[bytes]:
+        source = self._source
+        chunks = source.aiter_bytes() if isinstance(source, httpx2.Response) else source.__aiter__()
         try:
-            async with aclosing(self._source.aiter_bytes()) as chunks:
-                async for chunk in chunks:
-                    self._feed(chunk)
-                    yield chunk
+            async for chunk in chunks:
+                self._feed(chunk)
+                yield chunk
         except BaseException as exc:
             self._end(exc)
             raise
+        finally:
+            if isinstance(chunks, AsyncGenerator):  # closed here, not some time by the loop
+                await chunks.aclose()
         self._end()
 
     async def aclose(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,11 +22,11 @@ def parts(usage: Any, model: str) -> list[tuple[str, Usage]]:
 
     The total comes first. Iterations that it leaves out, compactions and an advisor's, come after it.
     """
-    total = _read(usage)
-    modes = {name: getattr(total, name) for name in ("service_tier", "speed", "inference_geo")}
+    total = _read(usage, calls=1)
     others = []
     iterations = _get(usage, "iterations")
     for entry in iterations if isinstance(iterations, list) else ():
+        modes = {name: getattr(total, name) for name in ("service_tier", "speed", "inference_geo")}
         match _get(entry, "type"):
             case "compaction":
                 others.append((model, replace(_read(entry), **modes)))
@@ -34,10 +34,10 @@ def parts(usage: Any, model: str) -> list[tuple[str, Usage]]:
                 others.append((_text(entry, "model") or model, replace(_read(entry), **modes)))
             case "fallback_message":  # another model has answered, and the total is its own
                 model = _text(entry, "model") or model
-    return [(model, replace(total, model_calls=1)), *others]
+    return [(model, total), *others]
 
 
-def _read(usage: Any) -> Usage:
+def _read(usage: Any, calls: int | None = None) -> Usage:
     fresh = _count(usage, "input_tokens")
     output = _count(usage, "output_tokens")
     read = _count(usage, "cache_read_input_tokens")
@@ -61,6 +61,7 @@ def _read(usage: Any) -> Usage:
         thinking_tokens=_count(_get(usage, "output_tokens_details"), "thinking_tokens"),
         web_searches=_count(served, "web_search_requests"),
         web_fetches=_count(served, "web_fetch_requests"),
+        model_calls=calls,
         service_tier=_text(usage, "service_tier"),
         speed=_text(usage, "speed"),
         inference_geo=_text(usage, "inference_geo"),
@@ -68,7 +69,7 @@ def _read(usage: Any) -> Usage:
 
 
 def _get(obj: Any, name: str) -> Any:
-    return obj.get(name) if isinstance(obj, Mapping) else getattr(obj, name, None)
+    return obj.get(name) if isinstance(obj, dict) else getattr(obj, name, None)
 
 
 def _count(obj: Any, name: str) -> int | None:
@@ -131,12 +132,14 @@ class MessageReader(Reader):
 class EventReader(Reader):
     """A stream: the usage of message_start, and over it that of every message_delta, which counts from the start.
 
-    An event counts once its blank line has come.
+    An event counts once its blank line has come. What the model wrote is looked at only if the usage stays unknown.
     """
 
     def __init__(self) -> None:
         self._lines = Lines()
+        self._name = b""
         self._data: list[bytes] = []
+        self._written: list[bytes] = []
         self._usage: dict[str, Any] = {}
         self._model: str | None = None
         self._final = False
@@ -147,11 +150,19 @@ class EventReader(Reader):
         for line in self._lines.split(chunk):
             if line.startswith(b"data:"):
                 self._data.append(line[5:])
+            elif line.startswith(b"event:"):
+                self._name = line[6:].strip()
             elif not line and self._data:
-                event = _json(b"\n".join(self._data))
-                self._data = []
-                if isinstance(event, dict):
-                    self.event(event)
+                data, self._data = b"\n".join(self._data), []
+                if self._name == b"content_block_delta":
+                    self._written.append(data)
+                else:
+                    self._take(data)
+
+    def _take(self, data: bytes) -> None:
+        event = _json(data)
+        if isinstance(event, dict):
+            self.event(event)
 
     def event(self, event: dict[str, Any]) -> None:
         """Take in one event."""
@@ -173,11 +184,15 @@ class EventReader(Reader):
                 self._failed = True
 
     def _merge(self, usage: Any) -> None:
-        if isinstance(usage, Mapping):
+        if isinstance(usage, dict):
             self._usage.update((name, value) for name, value in usage.items() if value is not None)
 
     def bill(self) -> Bill:
         self.feed(self._lines.end())
+        if not self._final:
+            written, self._written = self._written, []
+            for data in written:
+                self._take(data)
         return Bill(
             self._usage or None,
             self._model,

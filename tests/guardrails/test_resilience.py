@@ -226,7 +226,7 @@ def test_of_two_nested_tools_the_one_whose_time_is_up_is_named(colour: Colour, g
     assert caught.value.source == f"@tool(timeout=…) of {expires}"
 
 
-@pytest.mark.parametrize("error", [TimeoutError("mine"), ToolTimeout("other", 1.0), asyncio.TimeoutError()])
+@pytest.mark.parametrize("error", [TimeoutError("mine"), ToolTimeout("other", 1.0)])
 def test_a_tools_own_timeout_error_arrives_as_the_same_object(colour: Colour, error: BaseException) -> None:
     """Under a timeout and without; it is a failure of the tool, not ours."""
 
@@ -337,35 +337,37 @@ def test_an_async_tool_that_hangs_in_its_cleanup_does_not_hold_the_caller_up() -
 
 
 @pytest.mark.parametrize("timeout", [LONG, None])
-def test_a_cancelled_tool_pays_its_estimate_and_leaves_nothing_reserved(timeout: float | None) -> None:
+@pytest.mark.parametrize("swallows", [True, False])
+def test_a_cancelled_tool_pays_its_estimate_and_leaves_nothing_reserved(timeout: float | None, swallows: bool) -> None:
     """Also one that catches the cancellation and returns: it goes on, and its span is ended once."""
 
-    async def swallow() -> str:
-        entered.set()
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            return "survived"
-        return "never"
-
     async def main() -> Run:
-        global entered
-        async with Guard(Budget(usd=10)).scope() as run:
-            for body in (swallow, Gate().hang("async", lambda: entered.set())):
-                entered = asyncio.Event()
-                task = asyncio.create_task(tool(cost=2, timeout=timeout, idempotent=True, name="work")(body)())
-                await entered.wait()
-                task.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await task
+        entered = asyncio.Event()
+
+        @tool(cost=2, timeout=timeout, idempotent=True)
+        async def work() -> str:
+            entered.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                if not swallows:
+                    raise
+            return "survived"
+
+        async with Guard(Budget(usd=10), Retry(3, wait=0)).scope() as run:
+            task = asyncio.create_task(work())
+            await entered.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
         return run
 
     with capture() as seen:
         run = asyncio.run(main())
-    assert run.spent() == 4
+    assert run.spent() == 2
     assert settled(run)
-    assert [call.outcome for call in seen.calls] == ["cancelled", "cancelled"]
-    assert len(seen.spans_of("execute_tool work")) == 2
+    assert [call.outcome for call in seen.calls] == ["cancelled"]
+    assert len(seen.spans_of("execute_tool work")) == 1
 
 
 @generators
@@ -422,15 +424,15 @@ def test_a_generator_that_hangs_after_some_items_is_closed_at_its_timeout(colour
         finally:
             cleaned.append("async")
 
+    def consume() -> None:
+        got.extend(iter(items()))
+
     async def aconsume() -> None:
-        async for n in async_items():
-            got.append(n)
+        got.append(await anext(generator := async_items()))
+        await anext(generator)
 
     with Guard().scope() as run, pytest.raises(ToolTimeout):
-        if colour.name == "generator":
-            got.extend(iter(items()))
-        else:
-            asyncio.run(aconsume())
+        consume() if colour.name == "generator" else asyncio.run(aconsume())
     assert cleaned == ["sync" if colour.name == "generator" else "async"]
     assert got == [1]
     assert run.spent() == 1
@@ -541,7 +543,7 @@ def test_forty_people_asked_in_threads_leave_an_async_server_alone() -> None:
 
 
 def test_sync_work_leaves_the_event_loop_running() -> None:
-    """A 200 ms approver, judge and acall tool beside a 10 ms ticker; two such tools overlap."""
+    """A 200 ms approver, judge, evaluator and acall tool beside a 10 ms ticker; two such tools overlap."""
     ticks: list[float] = []
 
     def slow(*args: Any) -> bool:
@@ -561,6 +563,10 @@ def test_sync_work_leaves_the_event_loop_running() -> None:
     async def judged(n: int) -> int:
         return n
 
+    @loop(max=1, evaluate=slow)
+    async def evaluated(n: int) -> int:
+        return n
+
     async def ticker() -> None:
         while True:
             await asyncio.sleep(0.01)
@@ -569,7 +575,7 @@ def test_sync_work_leaves_the_event_loop_running() -> None:
     async def main() -> None:
         beside = asyncio.create_task(ticker())
         async with Guard(ApproveTool(slow, only="gated")).scope():
-            for wait in (gated(), judged(1), work.acall(1)):
+            for wait in (gated(), judged(1), evaluated(1), work.acall(1)):
                 ticks.clear()
                 await wait
                 assert len(ticks) >= 5, wait
@@ -648,9 +654,9 @@ def test_two_retries_on_the_chain_never_multiply(colour: Colour) -> None:
     flaky = Flaky(99)
     own = Guard(Retry(5, wait=0))
     work = tool(idempotent=True, guard=own)(colour.make(flaky.__call__))
-    with Guard(Retry(3, wait=0)).scope("outer"), Guard(Retry(1, wait=0)).scope("inner"):
-        with pytest.raises(ConnectionError):
-            colour.call(work)
+    outer, inner = Guard(Retry(3, wait=0)).scope("outer"), Guard(Retry(1, wait=0)).scope("inner")
+    with outer, inner, pytest.raises(ConnectionError):
+        colour.call(work)
     assert len(flaky.calls) == 2
 
 
@@ -934,14 +940,16 @@ def test_the_arguments_that_an_approver_edited_are_those_of_every_attempt(colour
 def test_an_attempt_that_was_stopped_at_the_last_moment_gives_back_no_step(colour: Colour) -> None:
     """The first attempt used the step: a later one that never starts leaves it used."""
     flaky = Flaky(99)
-    guard = Guard(Retry(1, wait=0), RateLimit(9, 60, timer=lambda: timer()))
 
     def timer() -> float:
         if flaky.calls:
             run.stop()  # after the latch was looked at, while the second attempt is admitted
         return 0.0
 
-    with guard.scope() as run, pytest.raises(ToolCallRefused, match="stopped"):
+    with (
+        Guard(Retry(1, wait=0), RateLimit(9, 60, timer=timer)).scope() as run,
+        pytest.raises(ToolCallRefused, match="stopped"),
+    ):
         colour.call(tool(idempotent=True)(colour.make(flaky.__call__)))
     assert len(flaky.calls) == 1
     assert run.steps == 1
@@ -1035,7 +1043,7 @@ def test_a_wait_ends_even_if_the_clock_stands_still(colour: Colour) -> None:
     with Guard(RateLimit(1, 0.2, wait=0.005, timer=clock)).scope():
         colour.call(work, 1)
         clock.now = 0.3  # 0.3 - 0.1 < 0.2, and 0.1 + 0.2 - 0.3 is 5e-17
-        with pytest.raises(ToolCallRefused, match="rate_limited|may be called"):
+        with pytest.raises(ToolCallRefused, match="may be called"):
             colour.call(work, 2)
 
 

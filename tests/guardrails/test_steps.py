@@ -43,14 +43,14 @@ def test_n_is_an_int_of_at_least_zero(n: Any) -> None:
 @pytest.mark.parametrize("per", ["loop", None, 1])
 def test_per_is_run_or_iteration(per: Any) -> None:
     """Nothing else."""
-    with pytest.raises(ConfigurationError, match="per=.*'run' or 'iteration'"):
+    with pytest.raises(ConfigurationError, match=r"per=.*'run' or 'iteration'"):
         MaxSteps(1, per=per)
 
 
 @pytest.mark.parametrize("only", [5, [5], ["search_*", None]])
 def test_only_is_names_or_a_predicate(only: Any) -> None:
     """What can't be read is an error at once, not a limit on nothing."""
-    with pytest.raises(ConfigurationError, match="only=.*name pattern, several, or a function"):
+    with pytest.raises(ConfigurationError, match=r"only=.*name pattern, several, or a function"):
         MaxSteps(1, only=only)
 
 
@@ -356,7 +356,7 @@ def test_an_observing_guard_inside_an_enforcing_one_changes_nothing() -> None:
 @pytest.mark.parametrize("mode", ["off", None, True])
 def test_mode_is_enforce_or_observe(mode: Any) -> None:
     """Anything else is a ConfigurationError."""
-    with pytest.raises(ConfigurationError, match="mode=.*'enforce' or 'observe'"):
+    with pytest.raises(ConfigurationError, match=r"mode=.*'enforce' or 'observe'"):
         Guard(mode=mode)
 
 
