@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import anthropic
@@ -55,6 +55,16 @@ async def stream_async(client: Any) -> None:
         pass
 
 
+def pass_on(request: Any, call_next: Any) -> Any:
+    """The SDK's seam with nothing in it."""
+    return call_next(request)
+
+
+async def pass_on_async(request: Any, call_next: Any) -> Any:
+    """The same, async."""
+    return await call_next(request)
+
+
 def us(run: Callable[[int], object], calls: int = CALLS) -> float:
     """µs of one call."""
     started = time.process_time()
@@ -62,8 +72,8 @@ def us(run: Callable[[int], object], calls: int = CALLS) -> float:
     return (time.process_time() - started) / calls * 1e6
 
 
-def in_turn(call: Callable[[Any], Any], clients: tuple[Any, Any]) -> tuple[float, float]:
-    """Medians of both clients, measured in turn so that neither has the quieter moments."""
+def in_turn(call: Callable[[Any], Any], *clients: Any) -> list[float]:
+    """Medians of all clients, measured in turn so that none has the quieter moments."""
 
     def run(client: Any) -> Callable[[int], None]:
         def sync(calls: int) -> None:
@@ -75,37 +85,38 @@ def in_turn(call: Callable[[Any], Any], clients: tuple[Any, Any]) -> tuple[float
                 await call(client)
 
         here = contextvars.copy_context()  # with the current run in it
-        return sync if not asyncio.iscoroutinefunction(call) else lambda calls: runner.run(loop(calls), context=here)
+        return (lambda calls: runner.run(loop(calls), context=here)) if asyncio.iscoroutinefunction(call) else sync
 
-    times: tuple[list[float], list[float]] = ([], [])
-    for _ in range(ROUNDS):
-        for kept, client in zip(times, clients, strict=True):
-            kept.append(us(run(client)))
-    plain, metered = (sorted(kept)[ROUNDS // 2] for kept in times)
-    return plain, metered
+    rounds = [[us(run(client)) for client in clients] for _ in range(ROUNDS)]
+    return [sorted(times)[ROUNDS // 2] for times in zip(*rounds, strict=True)]
 
 
 def main() -> None:
     """Measure and print."""
     with subprocess.Popen([sys.executable, "-c", SERVER], stdin=-1, stdout=-1, text=True) as server:
         assert server.stdout is not None
-        options = {"base_url": server.stdout.readline().strip(), "api_key": "none"}
-        plain, plain_async = anthropic.Anthropic(**options), anthropic.AsyncAnthropic(**options)
-        calls = (create, plain), (stream, plain), (create_async, plain_async), (stream_async, plain_async)
-        print(f"{'':<14} {'plain':>8} {'metered':>8}  ratio")
+        options: dict[str, Any] = {"base_url": server.stdout.readline().strip(), "api_key": "none"}
+        sync, asynchronous = anthropic.Anthropic(**options), anthropic.AsyncAnthropic(**options)
+        print(f"{'':<14} {'plain':>8} {'passed on':>10} {'metered':>8}  of plain  of passed on")
         with Guard(Budget(usd=10**6)).scope("bench") as run:
-            for call, client in calls:
-                before, after = in_turn(call, (client, meter(client, prices=PRICES)))  # type: ignore[type-var]
-                print(f"{call.__name__:<14} {before:>8.0f} {after:>8.0f}  {after / before:.3f}×")
-        assert run.usage.model_calls == len(calls) * ROUNDS * CALLS
+            for call in (create, stream, create_async, stream_async):
+                plain: Any = asynchronous if asyncio.iscoroutinefunction(call) else sync
+                passing = plain.with_middleware(pass_on_async if plain is asynchronous else pass_on)
+                base, seam, metered = in_turn(call, plain, passing, meter(plain, prices=PRICES))
+                print(
+                    f"{call.__name__:<14} {base:>8.0f} {seam:>10.0f} {metered:>8.0f} "
+                    f"{metered / base:>8.3f}× {metered / seam:>12.3f}×"
+                )
+        assert run.usage.model_calls == 4 * ROUNDS * CALLS
         assert run.reserved() == 0 < run.spent()
         server.communicate("stop\n")
 
     usage = Usage(input_tokens=1000, cache_read_tokens=300, output_tokens=100, web_searches=1)
     for what, book, model in (("your table", PRICES, "m-20250101"), ("genai-prices", PriceBook(), "claude-opus-5")):
-        assert book.cost(model, usage) > Decimal(0)  # type: ignore[operator]
-        price = us(lambda calls: [book.cost(model, usage) for _ in range(calls)], 10_000)
-        print(f"price of a call, {what:<12} {price:>8.2f}")
+        assert book.cost(model, usage)
+        priced = partial(book.cost, model, usage)
+        took = us(lambda calls, priced=priced: [priced() for _ in range(calls)], 10_000)  # type: ignore[misc]  # a default
+        print(f"price of a call, {what:<12} {took:>8.2f}")
 
 
 with asyncio.Runner() as runner:

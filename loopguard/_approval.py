@@ -80,14 +80,17 @@ class Subject(Protocol):
     @property
     def id(self) -> str:
         """The call's id."""
+        ...
 
     @property
     def name(self) -> str:
         """What is to be done."""
+        ...
 
     @property
     def arguments(self) -> dict[str, Any]:
         """With what."""
+        ...
 
 
 def ask(

@@ -17,7 +17,7 @@ import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from typing import Any, TypeVar
 
-from loopguard._admission import Admission
+from loopguard._admission import Admission, latched
 from loopguard._call import CURRENT, Tool, ToolCall
 from loopguard._fingerprints import ItemDigest
 from loopguard._halting import caller
@@ -188,7 +188,7 @@ def _perform_sync(effect: Effect) -> Any:
             _refuse_awaitable(result, getattr(effect.fn, "__qualname__", repr(effect.fn)))
         return result
     _check_sleep(effect)
-    time.sleep(effect.seconds)
+    _sleep(effect.seconds)
     return None
 
 
@@ -208,6 +208,16 @@ async def _perform_async(effect: Effect) -> Any:
     _check_sleep(effect)
     await asyncio.sleep(effect.seconds)
     return None
+
+
+def _sleep(seconds: float) -> None:
+    """Wait, but not on when the run is stopped or past its deadline: nothing could interrupt a longer sleep."""
+    here = CURRENT.get()
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        if here is not None and here.run.root.alarm and latched(here.run.chain, "") is not None:
+            return
+        time.sleep(min(left, 0.05))
 
 
 def _check_sleep(effect: Any) -> None:
@@ -366,6 +376,7 @@ def call_sync(
         if refusal is not None:
             raise _refused(plan, call, refusal, start_ns)
     before = CURRENT.set(call)
+    attached = None
     if tracer is not None:
         call.span = tracer.open(plan, call, start_ns)
         attached = tracer.attach(call.span)
@@ -425,6 +436,7 @@ async def call_async(
         if refusal is not None:
             raise _refused(plan, call, refusal, start_ns)
     before = CURRENT.set(call)
+    attached = None
     if tracer is not None:
         call.span = tracer.open(plan, call, start_ns)
         attached = tracer.attach(call.span)

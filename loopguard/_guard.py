@@ -242,6 +242,7 @@ class GuardedTool(Protocol[P, R_co]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Call it."""
+        ...
 
     @overload
     def acall(
@@ -250,6 +251,7 @@ class GuardedTool(Protocol[P, R_co]):
     @overload
     def acall(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R_co]:
         """Call it from async code: a sync tool runs in a thread of its own, off the event loop."""
+        ...
 
     @overload
     def __get__(self, instance: None, owner: type | None = None, /) -> Self: ...

@@ -67,12 +67,14 @@ class Loop(Protocol[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the loop and return its last state."""
+        ...
 
     @overload
     def run(self, *args: P.args, **kwargs: P.kwargs) -> LoopResult[R]: ...
     @overload
     def run(self, *args: Any, run_id: str | None, **kwargs: Any) -> LoopResult[R]:
         """Run the loop and return how it went."""
+        ...
 
     @overload
     def __get__(self, instance: None, owner: type | None = None, /) -> Self: ...
@@ -85,12 +87,14 @@ class AsyncLoop(Protocol[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         """Run the loop and return its last state."""
+        ...
 
     @overload
     def run(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, LoopResult[R]]: ...
     @overload
     def run(self, *args: Any, run_id: str | None, **kwargs: Any) -> Coroutine[Any, Any, LoopResult[R]]:
         """Run the loop and return how it went."""
+        ...
 
     @overload
     def __get__(self, instance: None, owner: type | None = None, /) -> Self: ...

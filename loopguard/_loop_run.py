@@ -24,6 +24,7 @@ from loopguard._outcomes import (
     StopReason,
     Transition,
     Verdict,
+    annotate,
     attach_result,
     only_refusals,
     read_verdict,
@@ -494,7 +495,7 @@ class LoopRun:
         result = self.result(stop_reason_of(exc) or StopReason.ERROR, exc)
         attach_result(exc, result, [run.id for run in self.run.chain])
         if isinstance(exc, Exception) and only_refusals(exc) is None:
-            exc.add_note(f"in loop {self.run.name!r}, iteration {self.run.iteration} of at most {self.options.max}")
+            annotate(exc, f"in loop {self.run.name!r}, iteration {self.run.iteration} of at most {self.options.max}")
 
 
 _DONE = (StopReason.UNTIL, StopReason.UNTIL_LLM, StopReason.EVALUATED)

@@ -222,7 +222,16 @@ def attach_result(exc: BaseException, result: LoopResult[Any], chain: Collection
     """
     known = getattr(exc, "_loopguard_partial", None)
     if known is None or result.run_id not in known.chain:
-        exc._loopguard_partial = _Partial(result, chain)  # type: ignore[attr-defined]  # an attribute of our own on a foreign object
+        BaseException.__setattr__(exc, "_loopguard_partial", _Partial(result, chain))  # even on a frozen one
+
+
+def annotate(exc: BaseException, note: str) -> None:
+    """Add a note, even to an exception that is frozen, as a dataclass may be."""
+    notes = getattr(exc, "__notes__", None)
+    if isinstance(notes, list):
+        notes.append(note)
+    else:
+        BaseException.__setattr__(exc, "__notes__", [note])
 
 
 def result_of(exc: BaseException) -> LoopResult[Any] | None:
@@ -231,7 +240,7 @@ def result_of(exc: BaseException) -> LoopResult[Any] | None:
     if isinstance(result, LoopResult):
         return result
     partial = getattr(exc, "_loopguard_partial", None)
-    return None if partial is None else partial.result  # type: ignore[no-any-return]  # only attach_result writes it
+    return partial.result if isinstance(partial, _Partial) else None
 
 
 def only_refusals(exc: BaseException) -> ToolCallRefused | LoopHalted | None:

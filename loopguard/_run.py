@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextvars
 import functools
-import inspect
 import logging
 import os
 import threading
@@ -17,14 +16,24 @@ from typing import Any, ParamSpec, TypeVar
 from loopguard import _events as events
 from loopguard._admission import Admission, book, ring
 from loopguard._amounts import SCALE, costs, decimal, decimals
-from loopguard._call import CURRENT, Tool, ToolCall, forget_identity, new_id
+from loopguard._call import (
+    ASYNC,
+    ASYNC_GENERATOR,
+    CURRENT,
+    GENERATOR,
+    Tool,
+    ToolCall,
+    colour_of,
+    forget_identity,
+    new_id,
+)
 from loopguard._cells import Cell
 from loopguard._config import settings
 from loopguard._outcomes import Iteration, StopReason
 from loopguard._pipeline import LOCK
 from loopguard._usage import Usage
 from loopguard._warn import warn
-from loopguard.exceptions import LoopHalted, ToolCallRefused
+from loopguard.exceptions import ConfigurationError, LoopHalted, ToolCallRefused
 
 __all__ = ["Run", "charge", "current_run", "only_elsewhere", "publish", "subscribers"]
 
@@ -330,19 +339,24 @@ class Run:
     def bind(self, fn: Callable[P, R]) -> Callable[P, R]:
         """fn, made to run inside this run wherever it is called: hand it to a thread or an executor.
 
-        The whole context (the current span, too) is carried along, as it is now.
+        The whole context (the current span, too) is carried along, as it is now; a coroutine function
+        keeps that of its task, and gets the run. Raises ConfigurationError for generator functions.
         """
         here = CURRENT.get()
         place = here if here is not None and here.run is self else self  # in a tool's body: its call
         snapshot = contextvars.copy_context()
         snapshot.run(CURRENT.set, place)
-        if inspect.iscoroutinefunction(fn):
+        colour = colour_of(fn)
+        if colour in (GENERATOR, ASYNC_GENERATOR):
+            raise ConfigurationError(f"run.bind({fn!r}): bind the function that iterates over it, not the generator")
+        if colour == ASYNC:
+            coroutine_function: Any = fn
 
             @functools.wraps(fn)
             async def bound_async(*args: P.args, **kwargs: P.kwargs) -> Any:
                 before = CURRENT.set(place)
                 try:
-                    return await fn(*args, **kwargs)
+                    return await coroutine_function(*args, **kwargs)
                 finally:
                     CURRENT.reset(before)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Awaitable
+from typing import Any, Protocol, TypeAlias
 
 from loopguard._approval import Approval
 from loopguard._events import (
@@ -71,22 +72,29 @@ __all__ = [
 ]
 
 
-class Approver(Protocol):
-    """Who is asked about a call: sync or async (then it returns an awaitable of the answer)."""
+_Answer: TypeAlias = Approval | bool | tuple[bool, str | None]
+_Opinion: TypeAlias = Verdict | bool | tuple[bool, str | None]
 
-    def __call__(self, call: Any, /) -> Approval | bool | tuple[bool, str | None]:
+
+class Approver(Protocol):
+    """Who is asked about a call, sync or async."""
+
+    def __call__(self, call: Any, /) -> _Answer | Awaitable[_Answer]:
         """Yes, no, or other arguments. ``call`` has name, arguments, id and run."""
+        ...
 
 
 class Judge(Protocol):
-    """Who says whether a loop is done: sync or async."""
+    """Who says whether a loop is done, sync or async."""
 
-    def __call__(self, question: str, state: Any, /) -> Verdict | bool | tuple[bool, str | None]:
+    def __call__(self, question: str, state: Any, /) -> _Opinion | Awaitable[_Opinion]:
         """The verdict about the state; ``Verdict(None, reason)`` is undecided, and not done."""
+        ...
 
 
 class Evaluator(Protocol):
-    """Who checks a loop's value: sync or async."""
+    """Who checks a loop's value, sync or async."""
 
-    def __call__(self, value: Any, /) -> Verdict | bool | tuple[bool, str | None]:
+    def __call__(self, value: Any, /) -> _Opinion | Awaitable[_Opinion]:
         """The verdict; its value, if there is one, takes the place of the one that was checked."""
+        ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import dataclasses
 import functools
 import logging
 import threading
@@ -990,6 +991,48 @@ def test_nested_loops_leave_a_note_each_and_the_innermost_result() -> None:
     assert partial.name == "inner"
 
 
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    """Nothing can be set on it."""
+
+    code: int
+
+
+class Falsy(Exception):
+    """Not true, and still an exception."""
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __len__(self) -> int:
+        return 0
+
+
+class Sealed(Exception):
+    """Forbids what it can."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(name)
+
+    def add_note(self, note: str) -> None:
+        raise AttributeError(note)
+
+
+@both
+@pytest.mark.parametrize("boom", [Frozen(5), Falsy(), Sealed()], ids=lambda boom: type(boom).__name__)
+def test_exceptions_of_every_build_arrive_with_note_and_result(colour: Colour, boom: Exception) -> None:
+    """Frozen, falsy or sealed: the same object."""
+
+    def step(n: int) -> int:
+        raise boom
+
+    with pytest.raises(type(boom)) as caught:
+        colour.call(loop(max=2)(colour.make(step)), 0)
+    assert caught.value is boom
+    assert "iteration 1 of at most 2" in caught.value.__notes__[-1]
+    assert result_of(boom) is not None
+
+
 def test_an_exception_object_that_is_raised_again_carries_the_result_of_the_latest_run() -> None:
     """A client that keeps one exception object must not hand out the result of last time."""
     boom = ValueError("always the same")
@@ -1132,6 +1175,32 @@ def test_stop_iteration_from_a_body_stays_stop_iteration(colour: Colour) -> None
     assert caught.value is boom
 
 
+def test_a_halted_task_group_ends_the_loop() -> None:
+    """The BaseExceptionGroup of a TaskGroup whose tasks were halted is a halt."""
+
+    @tool
+    async def fetch(n: int) -> int:
+        await asyncio.sleep(0)
+        return n
+
+    async def swallow() -> None:
+        while True:
+            try:
+                await fetch(1)
+            except ToolCallRefused:
+                pass
+
+    @loop(max=2, guard=Guard(MaxSteps(0)))
+    async def step(n: int) -> int:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(swallow())
+            group.create_task(swallow())
+        return n
+
+    result = asyncio.run(step.run(0))
+    assert (result.stop_reason, result.iterations) == ("halted", 0)
+
+
 # -- time ------------------------------------------------------------------------------------------
 
 
@@ -1246,6 +1315,61 @@ def test_the_outer_deadline_ends_the_outer_loop() -> None:
 
     result = asyncio.run(outer.run(0))
     assert result.stop_reason == "timeout"
+
+
+def test_the_outer_deadline_ends_a_sync_inner_loop_that_calls_no_tools() -> None:
+    """No further iteration starts, and the outer loop is the one that timed out."""
+
+    @loop(max=10_000)
+    def inner(n: int) -> int:
+        time.sleep(0.005)
+        return n + 1
+
+    @loop(max=9, timeout=0.03)
+    def outer(n: int) -> int:
+        return inner(n)
+
+    started = time.monotonic()
+    result = outer.run(0)
+    assert (result.stop_reason, result.iterations, result.name) == ("timeout", 0, "outer")
+    assert time.monotonic() - started < 0.5
+
+
+def test_a_cancellation_from_outside_is_no_timeout() -> None:
+    """A loop with a deadline is cancelled like any other."""
+
+    @loop(max=9, timeout=60)
+    async def step(n: int) -> int:
+        started.set()
+        await asyncio.Event().wait()
+        return n
+
+    started = asyncio.Event()
+
+    async def main() -> None:
+        task = asyncio.create_task(step.run(0))
+        await started.wait()
+        task.cancel()
+        await task
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(main())
+
+
+def test_a_callers_timeout_around_the_loop_is_the_callers() -> None:
+    """asyncio.timeout outside works with and without a deadline of the loop's own."""
+
+    async def body(n: int) -> int:
+        await asyncio.Event().wait()
+        return n
+
+    async def main() -> None:
+        for options in ({}, {"timeout": 60}):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.005):
+                    await loop(max=2, **options)(body)(0)
+
+    asyncio.run(main())
 
 
 def test_an_inner_deadline_ends_only_the_inner_loop() -> None:

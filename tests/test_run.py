@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import copy
+import functools
 import os
 import pickle
 import subprocess
@@ -428,6 +429,29 @@ def test_a_bound_coroutine_function_runs_in_its_run_from_anywhere() -> None:
         bound = run.bind(work)
         assert pool.submit(lambda: asyncio.run(bound(1))).result() is run
         assert run.steps == 1
+
+
+def test_whatever_is_called_can_be_bound_but_generators_say_how() -> None:
+    """A generator's body would run where it is consumed: bind what consumes it."""
+
+    class Caller:
+        async def __call__(self, n: int) -> int:
+            return await fetch(n)
+
+    def items(n: int) -> Iterator[int]:
+        yield look(n)
+
+    async def async_items(n: int) -> AsyncIterator[int]:
+        yield look(n)
+
+    with Guard().scope("s") as run:
+        assert asyncio.run(run.bind(Caller())(1)) == 1
+        assert asyncio.run(run.bind(functools.partial(fetch, 1))()) == 1
+        for generator in (items, async_items, tool(items)):
+            with pytest.raises(ConfigurationError, match="bind the function that iterates"):
+                run.bind(generator)
+        assert run.bind(lambda: list(items(1)))() == [1]
+        assert run.steps == 3
 
 
 def test_bound_inside_a_tool_it_stays_in_that_tool() -> None:

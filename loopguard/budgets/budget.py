@@ -120,10 +120,12 @@ class Costed(Protocol):
     @property
     def name(self) -> str:
         """The tool or the model."""
+        ...
 
     @property
     def run(self) -> Run:
         """Whose call it is."""
+        ...
 
 
 class _Cap:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -64,7 +65,7 @@ class Matches(BaseEvaluator):
             check_schema(type)
             schema: Mapping[str, Any] = type
         else:
-            self._adapter = reader(type)
+            self._adapter = None if inspect.isroutine(type) else reader(type)  # pydantic would call it
             if self._adapter is None:
                 raise ConfigurationError(
                     f"Matches({type!r}): give a pydantic model, a dataclass, another type with a JSON form, or a schema"

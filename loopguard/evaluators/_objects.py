@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from loopguard._fingerprints import loose
@@ -31,30 +32,20 @@ def object_in(text: str) -> dict[str, Any]:
     included), or if there are two that differ. The same object twice is one, ``{}`` counts only if there is no other
     brace, and what is part of something that merely looks like an object isn't one.
     """
+    alone = text.count("{") == 1
     found: dict[bytes, dict[str, Any]] = {}
-    open_ends = 0
-    for part in _parts(text):
-        place = part.find("{")
-        while place >= 0:
-            end, is_json = _extent(part, place)
-            open_ends += end is None
-            if end is None and (is_json or open_ends > _MOST_OPEN):
-                raise ValueError("The JSON object is cut off: it is never closed. Answer with a whole object.")
-            if end is not None and is_json:
-                try:
-                    value = parse_json(part[place:end])
-                except ValueError as error:
-                    raise ValueError(f"The JSON object can't be read: {error}. Answer with one valid object.") from None
-                if value or text.count("{") == 1:
-                    found[loose(value)] = value
-            place = part.find("{", end or place + 1)
+    for source in _sources(text):
+        try:
+            value = parse_json(source)
+        except ValueError as error:
+            raise ValueError(f"The JSON object can't be read: {error}. Answer with one valid object.") from None
+        if value or alone:
+            found[loose(value)] = value
+    if not found:
+        raise ValueError("There is no JSON object in the answer. Answer with one; names and texts in double quotes.")
     if len(found) > 1:
         raise ValueError(
             f"The answer is ambiguous: it holds {len(found)} different JSON objects. Answer with the final one alone."
-        )
-    if not found:
-        raise ValueError(
-            "There is no JSON object in the answer. Answer with one, its names and texts in double quotes."
         )
     return next(iter(found.values()))
 
@@ -79,6 +70,22 @@ def json_value(text: str) -> Any:
 def _parts(text: str) -> list[str]:
     """The text cut at its fences, which no object goes across."""
     return _FENCE.split(_QUOTED.sub("", text))
+
+
+def _sources(text: str) -> Iterator[str]:
+    """From brace to brace, whatever is meant as a JSON object."""
+    unclosed = 0
+    for part in _parts(text):
+        place = part.find("{")
+        while place >= 0:
+            end, is_json = _extent(part, place)
+            if end is None:
+                unclosed += 1
+                if is_json or unclosed > _MOST_OPEN:
+                    raise ValueError("The JSON object is cut off: it is never closed. Answer with a whole object.")
+            elif is_json:
+                yield part[place:end]
+            place = part.find("{", end or place + 1)
 
 
 def _extent(text: str, start: int) -> tuple[int | None, bool]:

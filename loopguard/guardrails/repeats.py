@@ -45,15 +45,16 @@ class LoopLimit:
             raise ConfigurationError(f"LoopLimit(n={n!r}): give an int of at least 0; 0 turns it off")
         if ttl is not None and (isinstance(ttl, bool) or not isinstance(ttl, int | float) or not 0 < ttl < 1e12):
             raise ConfigurationError(f"LoopLimit(ttl={ttl!r}): give seconds above 0, or None")
-        names = tuple(ignore) if isinstance(ignore, Iterable) and not isinstance(ignore, str) else (None,)
-        if not all(isinstance(name, str) for name in names):
+        several = isinstance(ignore, Iterable) and not isinstance(ignore, str)
+        names: frozenset[str] = frozenset(ignore) if several else frozenset()
+        if not several or not all(isinstance(name, str) for name in names):
             raise ConfigurationError(f"LoopLimit(ignore={ignore!r}): give names, such as {{'request_id'}}")
         if not isinstance(strict, bool):
             raise ConfigurationError(f"LoopLimit(strict={strict!r}): give True or False")
         if not callable(timer):
             raise ConfigurationError(f"LoopLimit(timer={timer!r}): give a function that returns seconds")
         self.n = n
-        self.ignore = frozenset(names)
+        self.ignore = names
         self.ttl = ttl
         self.strict = strict
         self.timer = timer

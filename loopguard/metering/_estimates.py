@@ -80,7 +80,7 @@ def _lifetime(node: Mapping[str, Any]) -> set[str]:
     return {str(mark.get("ttl", "5m"))} if isinstance(mark, dict) else set()
 
 
-def _uses(tools: list[Mapping[str, Any]], kind: str) -> int:
+def _uses(tools: list[dict[str, Any]], kind: str) -> int:
     """How often tools of this kind may be used; one without max_uses counts once, for nothing bounds it."""
     uses = (tool.get("max_uses") for tool in tools if str(tool.get("type")).startswith(kind))
     return sum(n if type(n) is int and n > 0 else 1 for n in uses)

@@ -863,6 +863,33 @@ def test_a_run_stopped_while_a_retry_waits_makes_no_further_attempt(colour: Colo
     assert run.steps == 1
 
 
+@plain
+@pytest.mark.parametrize("guardrail", [Retry(5, wait=LONG), RateLimit(1, LONG, wait=LONG)])
+def test_no_wait_outlasts_the_loops_deadline(colour: Colour, guardrail: Any) -> None:
+    """Neither that of Retry nor that for a turn."""
+
+    def body(n: int) -> None:
+        if isinstance(guardrail, Retry):
+            raise ConnectionError
+
+    work = tool(idempotent=True)(colour.make(body))
+
+    @loop(max=5, timeout=0.1, guard=Guard(guardrail))
+    def step(n: int) -> int:
+        work(n)
+        return n + 1
+
+    @loop(max=5, timeout=0.1, guard=Guard(guardrail))
+    async def astep(n: int) -> int:
+        await work(n)
+        return n + 1
+
+    started = time.monotonic()
+    result = step.run(0) if colour.name == "sync" else asyncio.run(astep.run(0))
+    assert time.monotonic() - started < 5
+    assert result.stop_reason == "timeout"
+
+
 @generators
 def test_a_generator_is_not_retried_once_an_item_is_out(colour: Colour) -> None:
     """Before the first item it is; after it the consumer would see items twice."""

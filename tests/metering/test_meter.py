@@ -25,6 +25,7 @@ from loopguard import (
     Guard,
     LoopHalted,
     LoopStopped,
+    MaxSteps,
     ToolCallRefused,
     Usage,
     configure,
@@ -301,6 +302,29 @@ def test_a_body_that_swallows_refusals_for_ever_is_halted(fresh: bool) -> None:
         client.messages.create(**BODY)
         count = next(number for number in range(1000) if attempt() is not None)
     assert count == (500 if fresh else 5)
+
+
+def test_model_calls_are_the_turns_in_which_refusals_are_counted() -> None:
+    """A model that is asked again and again while every tool call is refused: halted after five turns."""
+
+    policy = Guard(MaxSteps(0))
+
+    @policy.tool
+    def act(n: int) -> None: ...
+
+    def swallow(n: int) -> None:
+        try:
+            act(n)
+        except ToolCallRefused:
+            pass
+
+    with MessagesServer(c26) as server, pytest.raises(LoopStopped), policy.scope() as run:
+        with meter(anthropic.Anthropic(base_url=server.url, api_key="x"), prices=PRICES) as client:
+            for n in range(20):
+                client.messages.create(**BODY)
+                with ThreadPoolExecutor(1) as pool:
+                    pool.submit(run.bind(swallow), n).result()
+    assert len(server.ledger) == 5
 
 
 def test_a_cheaper_call_ends_the_row() -> None:
