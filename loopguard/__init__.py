@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from loopguard import conditions, judges, telemetry, typing
+from loopguard import conditions, context, evaluators, judges, telemetry, typing
 from loopguard._call import ToolCall, current_call
 from loopguard._config import configure
 from loopguard._guard import Guard, tool
@@ -115,8 +115,10 @@ __all__ = [
     "conditions",
     "configure",
     "configure_telemetry",
+    "context",
     "current_call",
     "current_run",
+    "evaluators",
     "judges",
     "loop",
     "meter",

@@ -495,7 +495,6 @@ def admission_hook(call: ToolCall, proceed: Proceed) -> Steps:
         call = call.replace(arguments=call.arguments)
         CURRENT.set(call)
     call.observed = call.refused = None
-    call.arguments  # noqa: B018  # what doesn't bind raises its TypeError before anybody is asked
     while True:
         refusal = plan.admit(call)
         if refusal is None:

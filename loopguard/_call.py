@@ -159,6 +159,7 @@ class Tool:
         "idempotent",
         "ident",
         "name",
+        "outside",
         "own",
         "raises",
         "repeatable",
@@ -206,6 +207,8 @@ class Tool:
         self.guards = guards
         self._binders: dict[bool, Binder] = {}
         self._schema: Arguments | None = None
+        self.outside: tuple[int, Admission] | None = None
+        """Its plan outside of any run, and under which settings it was compiled."""
 
     def schema(self, skip_first: bool) -> Arguments:
         """How a model's arguments are described and validated; built once, on first use."""
@@ -238,7 +241,7 @@ class Tool:
         return Tool(self.fn, **{**options, "guards": guards})
 
 
-_DERIVED = {"_binders", "_schema", "colour", "fn", "ident", "own", "takes_self"}
+_DERIVED = {"_binders", "_schema", "colour", "fn", "ident", "outside", "own", "takes_self"}
 
 
 class ToolCall:
@@ -329,7 +332,7 @@ class ToolCall:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """{parameter: value}, defaults applied, without self; TypeError if they don't bind. A dict of its own each time."""
+        """{parameter: value}, defaults applied, without self, in a dict of its own; TypeError if they don't bind."""
         if self._arguments is None:
             self._arguments = self.tool.binder(self.bound).arguments(self.args, self.kwargs)
         return self._arguments.copy()

@@ -73,8 +73,7 @@ def compile_plan(tool: Tool, run: Run | None) -> Admission:
     span ▸ WrapTool ▸ admission (limits, outermost run first) ▸ ApproveTool ▸ Retry ▸ Timeout ▸ the tool
     """
     if run is None:
-        if only_elsewhere():
-            _warn_of_lost_run(tool)
+        _warn_of_lost_run(tool)
         return _outside_plan(tool)
     stations = _stations(tool, run)
     if any(ancestor.ended for ancestor in run.chain):
@@ -109,9 +108,9 @@ def _stations(tool: Tool, run: Run) -> list[tuple[Run, tuple[Any, ...]]]:
 
 def _outside_plan(tool: Tool) -> Admission:
     """Outside any run only the tool's own guards count, process-wide."""
-    known = NOWHERE.slots.get(tool)
+    known = tool.outside
     if known is not None and known[0] == settings.version and (known[1].tracer is not None or not provider_is_set()):
-        return known[1]  # type: ignore[no-any-return]  # only written below
+        return known[1]
     chain = tuple(guard.outside for guard in tool.guards) or (NOWHERE,)
     stations = [(guard.outside, (guard,)) for guard in tool.guards]
     listeners = (*subscribers(), *(guard.listener for guard in tool.guards if guard.listener is not None))
@@ -120,13 +119,13 @@ def _outside_plan(tool: Tool) -> Admission:
     plan = _assemble(tool, chain, stations, listeners, default_loop_limit=False)
     if tool.require_run or settings.require_run:
         plan.checks = (_refuse_no_run,)
-    NOWHERE.slots[tool] = (settings.version, plan)
+    tool.outside = settings.version, plan
     return plan
 
 
 def _warn_of_lost_run(tool: Tool) -> None:
     key = f"run.bind {tool.ident}"
-    if key not in NOWHERE.warned:
+    if key not in NOWHERE.warned and only_elsewhere():
         NOWHERE.warned.add(key)
         warn(
             f"the tool {tool.name} was called in thread {threading.current_thread().name!r}, which belongs to no run, "
@@ -557,7 +556,7 @@ class Guard:
         if fn is None:
             return lambda function: self.tool(function, **options)
         if isinstance(fn, _Tool | _BoundTool):
-            return self._adopt(fn)
+            return self._know(self._under(fn))
         return self._know(_make_tool(fn, options, (self,)))
 
     @overload
@@ -579,8 +578,12 @@ class Guard:
         return self._wrap_one(tools, None)
 
     def _wrap_one(self, fn: Any, name: str | None) -> Any:
+        guarded = self._guarded(fn, name)
+        return self._know(guarded) if isinstance(guarded, _Tool | _BoundTool) else guarded
+
+    def _guarded(self, fn: Any, name: str | None = None) -> Any:
         if isinstance(fn, _Tool | _BoundTool):
-            return self._adopt(fn)
+            return self._under(fn)
         if not inspect.isroutine(fn) and callable(getattr(fn, "to_dict", None)) and callable(getattr(fn, "call", None)):
             runnable = copy.copy(fn)
             runnable.call = (
@@ -589,10 +592,7 @@ class Guard:
                 else _make_tool(fn.call, {**_DEFAULTS, "name": name or fn.name}, (self,))
             )
             return runnable
-        return self._know(_make_tool(fn, {**_DEFAULTS, "name": name}, (self,)))
-
-    def _adopt(self, decorated: Any) -> Any:
-        return self._know(self._under(decorated))
+        return _make_tool(fn, {**_DEFAULTS, "name": name}, (self,))
 
     def _under(self, decorated: Any) -> Any:
         known = _tool_of(decorated)
@@ -620,33 +620,41 @@ class Guard:
         """`call` for async code: sync tools run off the event loop."""
         return await self._acall(_Named(self._by_name(None)), name, arguments, id)
 
-    def run_tools(self, message: Any, tools: Iterable[Any] | None = None) -> list[dict[str, Any]]:
+    def run_tools(
+        self, message: Any, tools: Iterable[Any] | None = None, *, max_chars: int | None = None
+    ) -> list[dict[str, Any]]:
         """Run the tool_use blocks of an Anthropic message and return their tool_result blocks, in order.
 
         ``tools``: those that this guard made, or the ones given (functions are guarded by it). Refusals,
         unknown names, arguments that don't fit and errors become ``is_error`` results, so that every
-        pending id gets one. Past 80 % of a limit the last result says what is left.
+        pending id gets one. Past 80 % of a limit the last result says what is left. ``max_chars`` caps the
+        text of each result: more is cut, and the model is told how much.
         """
         named = _Named(self._by_name(tools))
+        _check_chars(max_chars)
         results = []
         uses = tool_uses(message)
         with _Turn(uses):
             for use in uses:
                 try:
-                    results.append(tool_result(use.id, self._call(named, use.name, use.input, use.id)))
+                    value = self._call(named, use.name, use.input, use.id)
+                    results.append(tool_result(use.id, value, limit=max_chars))
                 except Exception as exc:  # whatever a tool raises is the model's to know
-                    results.append(_error_result(use, exc))
+                    results.append(_error_result(use, exc, max_chars))
         return _wind_down(results)
 
-    async def arun_tools(self, message: Any, tools: Iterable[Any] | None = None) -> list[dict[str, Any]]:
+    async def arun_tools(
+        self, message: Any, tools: Iterable[Any] | None = None, *, max_chars: int | None = None
+    ) -> list[dict[str, Any]]:
         """`run_tools` for async code: all at once, results in the order of the blocks."""
         named = _Named(self._by_name(tools))
+        _check_chars(max_chars)
 
         async def one(use: ToolUse) -> dict[str, Any]:
             try:
-                return tool_result(use.id, await self._acall(named, use.name, use.input, use.id))
+                return tool_result(use.id, await self._acall(named, use.name, use.input, use.id), limit=max_chars)
             except Exception as exc:  # whatever a tool raises is the model's to know
-                return _error_result(use, exc)
+                return _error_result(use, exc, max_chars)
 
         uses = tool_uses(message)
         with _Turn(uses):
@@ -664,7 +672,7 @@ class Guard:
         if tools is None:
             chosen = [decorated for decorated in self._tools.values() if not _needs_self(decorated)]
         else:
-            chosen = [self._wrap_one(fn, None) for fn in tools]
+            chosen = [self._guarded(fn) for fn in tools]
         named: dict[str, _Target] = {}
         for decorated in chosen:
             target = _Target(decorated)
@@ -766,12 +774,17 @@ def _needs_self(decorated: Any) -> bool:
     return in_class and not isinstance(decorated, _BoundTool) and inspect.isfunction(decorated.__wrapped__)
 
 
-def _error_result(use: ToolUse, exc: Exception) -> dict[str, Any]:
+def _check_chars(max_chars: Any) -> None:
+    if max_chars is not None and (not isinstance(max_chars, int) or isinstance(max_chars, bool) or max_chars < 0):
+        raise ConfigurationError(f"run_tools(max_chars={max_chars!r}): give an int of at least 0, or None")
+
+
+def _error_result(use: ToolUse, exc: Exception, max_chars: int | None) -> dict[str, Any]:
     if isinstance(exc, ConfigurationError):
         raise exc  # the program is set up wrongly: that isn't the model's to mend
     if isinstance(exc, ToolCallRefused | InvalidArguments):
-        return tool_result(use.id, str(exc), is_error=True)
-    return tool_result(use.id, f"{type(exc).__name__}: {redact_error(exc)}", is_error=True)
+        return tool_result(use.id, str(exc), is_error=True, limit=max_chars)
+    return tool_result(use.id, f"{type(exc).__name__}: {redact_error(exc)}", is_error=True, limit=max_chars)
 
 
 def _wind_down(results: list[dict[str, Any]]) -> list[dict[str, Any]]:

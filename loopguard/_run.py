@@ -287,7 +287,7 @@ class Run:
         """Make this the current run; the token goes to `leave`."""
         self._thread = threading.get_ident()
         with LOCK:
-            _active[self._thread] = _active.get(self._thread, 0) + 1
+            _active.add(self)
             if self.parent is not None:
                 self.parent.children += 1
         if self.listeners:
@@ -310,11 +310,7 @@ class Run:
             if CURRENT.get() is self:
                 CURRENT.set(self.parent)
         with LOCK:
-            left = _active.get(self._thread, 0) - 1
-            if left > 0:
-                _active[self._thread] = left
-            else:
-                _active.pop(self._thread, None)
+            _active.discard(self)
             self.ended = True
             if self.latch is None:
                 self.latch = ToolCallRefused(
@@ -400,13 +396,17 @@ class Run:
 
 _USAGE = tuple(Usage.__slots__)
 _STEPS = ("steps", "tool_calls")
-_active: dict[int, int] = {}
-"""How many runs are under way that were begun in each thread."""
+_active: weakref.WeakSet[Run] = weakref.WeakSet()
+"""The runs that are under way; one that was never left is forgotten with its last reference."""
 
 
 def only_elsewhere() -> bool:
     """Whether runs are under way, but none that this thread, or the one it works for, has begun."""
-    return bool(_active) and threading.get_ident() not in _active and not hasattr(threading.current_thread(), "row_of")
+    if not _active or hasattr(threading.current_thread(), "row_of"):
+        return False
+    here = threading.get_ident()
+    with LOCK:
+        return all(run._thread != here for run in _active)
 
 
 def publish(on_event: Callable[[events.Event], object]) -> Listener:

@@ -221,6 +221,10 @@ def test_the_strict_digest_tells_apart_what_the_loose_one_merges() -> None:
         assert one().digest() != other().digest()
     assert call_of(F, {"a": 1, "b": 2}).digest() == call_of(F, x={"b": 2, "a": 1}).digest()
     assert call_of(F, {"a": 1}).digest()[1] is True
+    bound = [tool(functools.partial(f, account), name="pay") for account in ("a", "a", "b")]
+    digests = [call_of(one, 5).digest() for one in bound]
+    assert digests[0] == digests[1] != digests[2]
+    assert digests[0][1] is True
     assert call_of(F, threading.Lock()).digest()[1] is False  # no other process could get the same
 
 

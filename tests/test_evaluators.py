@@ -74,7 +74,7 @@ gaps = st.sampled_from([" ", "\n", "\n\nand then\n"])
 
 @pytest.mark.parametrize("kind", WRAPPED)
 @given(value=objects, write=written)
-@settings(max_examples=40)
+@settings(max_examples=25, deadline=None)
 def test_an_object_alone_is_found_unchanged_in_every_kind_of_wrapping(
     kind: str, value: dict[str, Any], write: Callable[[Any], str]
 ) -> None:
@@ -85,6 +85,7 @@ def test_an_object_alone_is_found_unchanged_in_every_kind_of_wrapping(
 
 
 @given(value=objects, write=written, wrap=wrapped, before=noise, after=noise, gap=gaps)
+@settings(deadline=None)
 def test_bracket_noise_around_an_object_changes_nothing(
     value: dict[str, Any], write: Callable[[Any], str], wrap: Callable[[str], str], before: str, after: str, gap: str
 ) -> None:
@@ -94,6 +95,7 @@ def test_bracket_noise_around_an_object_changes_nothing(
 
 
 @given(values=st.tuples(objects, objects), write=written, wraps=st.tuples(wrapped, wrapped), between=noise, gap=gaps)
+@settings(deadline=None)
 def test_two_objects_are_ambiguous_exactly_if_they_differ(
     values: tuple[Any, Any], write: Callable[[Any], str], wraps: tuple[Any, Any], between: str, gap: str
 ) -> None:
@@ -108,6 +110,7 @@ def test_two_objects_are_ambiguous_exactly_if_they_differ(
 
 
 @given(value=objects, write=written, wrap=wrapped, before=noise, gap=gaps)
+@settings(deadline=None)
 def test_the_same_object_twice_is_one(
     value: dict[str, Any], write: Callable[[Any], str], wrap: Callable[[str], str], before: str, gap: str
 ) -> None:
@@ -117,6 +120,7 @@ def test_the_same_object_twice_is_one(
 
 
 @given(value=objects, write=written, data=st.data())
+@settings(deadline=None)
 def test_an_object_that_is_cut_off_never_passes(
     value: dict[str, Any], write: Callable[[Any], str], data: st.DataObject
 ) -> None:
@@ -127,6 +131,7 @@ def test_an_object_that_is_cut_off_never_passes(
 
 
 @given(value=objects, write=written, data=st.data())
+@settings(deadline=None)
 def test_an_object_with_a_fault_is_never_taken_for_another(
     value: dict[str, Any], write: Callable[[Any], str], data: st.DataObject
 ) -> None:
@@ -206,6 +211,12 @@ def test_json_fields_take_texts_and_dicts(value: Any) -> None:
     verdict = JSONFields("a")(value)
     assert not verdict.passed
     assert ("nothing" if value is None else type(value).__name__) in str(verdict.reason)
+
+
+def test_fields_have_names() -> None:
+    """A list of them is a mistake that shows at once."""
+    with pytest.raises(ConfigurationError, match="names of the fields"):
+        JSONFields(["summary", "modules"])  # type: ignore[arg-type]  # on purpose
 
 
 # -- types -----------------------------------------------------------------------------------------

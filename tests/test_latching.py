@@ -184,12 +184,10 @@ def test_a_budget_refusal_is_not_latched(agent: Agent) -> None:
 
 def test_the_first_refused_model_call_of_a_stopped_run_says_why(agent: Agent) -> None:
     """The refusal propagates through the SDK unchanged and unretried."""
-    if agent.colour != "sync":
-        pytest.skip("one colour is enough")
     with Guard().scope("work") as run:
         run.stop("the user left")
         with pytest.raises(ToolCallRefused, match="the user left") as caught:
-            agent.talk(Guard())
+            agent.talk(Guard()) if agent.colour == "sync" else asyncio.run(agent.talk(Guard()))
     assert (caught.value.code, caught.value.source) == ("stopped", "work")
     assert agent.server.requests == []
 

@@ -216,6 +216,19 @@ def test_of_several_exhausted_limits_the_one_of_the_outermost_run_is_named(colou
     assert (caught.value.code, caught.value.source) == ("budget", "outer")
 
 
+def test_limits_of_plugins_are_asked_after_our_own(colour: Colour) -> None:
+    """Even after the last of them, a budget."""
+
+    class Never(Logged):
+        def check(self, call: Any) -> Any:
+            return ToolCallRefused("rate_limited", "Never", call.name, "never")
+
+    decorated = tool(cost=2)(colour.make(lambda: None))
+    with Guard(Never([]), Budget(usd=1)).scope(), pytest.raises(ToolCallRefused) as caught:
+        colour.call(decorated)
+    assert caught.value.code == "budget"
+
+
 # -- who is outside of whom ------------------------------------------------------------------------
 
 
@@ -317,10 +330,9 @@ def test_attempts_are_neither_new_steps_nor_new_questions_nor_seen_by_hooks(colo
     assert log == ["hook in", "ask", "hook out"]
 
 
+@pytest.mark.parametrize("colour", ["sync"], indirect=True)
 def test_each_attempt_has_the_whole_timeout(colour: Colour) -> None:
     """Timeout is inside of Retry: a timed-out attempt is a failure like any other, and tried again."""
-    if colour.name != "sync":
-        pytest.skip("one colour is enough: the order is the same")
     release = threading.Event()
     attempts: list[int] = []
 
@@ -338,10 +350,9 @@ def test_each_attempt_has_the_whole_timeout(colour: Colour) -> None:
     assert len(attempts) == 2
 
 
+@pytest.mark.parametrize("colour", ["sync", "async"], indirect=True)
 def test_a_wait_for_a_person_uses_nothing_of_the_timeout(colour: Colour) -> None:
     """Timeout is inside of ApproveTool; the tool itself has it all."""
-    if colour.name not in ("sync", "async"):
-        pytest.skip("one sync and one async colour are enough")
     never = threading.Event()
 
     def slow(call: Any) -> bool:
@@ -352,10 +363,9 @@ def test_a_wait_for_a_person_uses_nothing_of_the_timeout(colour: Colour) -> None
         assert colour.call(tool(colour.make(lambda: "in time"))) == "in time"
 
 
+@pytest.mark.parametrize("colour", ["sync"], indirect=True)
 def test_a_timeout_reaches_hooks_as_what_it_is(colour: Colour) -> None:
     """They are outside of it: ToolTimeout, after everything was settled at the estimate."""
-    if colour.name != "sync":
-        pytest.skip("one colour is enough")
     release = threading.Event()
     seen: list[Any] = []
 

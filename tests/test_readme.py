@@ -1,7 +1,8 @@
-"""The README keeps its word: its code runs and its commands exist."""
+"""The README and the pages in docs keep their word: their code runs, prints what they say, and their commands exist."""
 
 from __future__ import annotations
 
+import doctest
 import re
 import subprocess
 import sys
@@ -10,22 +11,32 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = {path.stem: path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]}
+TEXT = "\n".join(PAGES.values())
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
-RUNNABLE = re.findall(r"^```python runnable\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
-CODE = re.findall(r"^```(?:sh|bash|console)\n.*?^```$|`[^`\n]+`", README, flags=re.MULTILINE | re.DOTALL)
+RUNNABLE = {
+    f"{name}_{number}": block
+    for name, text in PAGES.items()
+    for number, block in enumerate(
+        re.findall(r"^```python runnable\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL), start=1
+    )
+}
+CODE = re.findall(r"^```(?:sh|bash|console)\n.*?^```$|`[^`\n]+`", TEXT, flags=re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("block", RUNNABLE, ids=[f"block_{number}" for number, _ in enumerate(RUNNABLE, 1)])
-def test_a_runnable_block_runs(block: str, tmp_path: Path) -> None:
-    """A ```python runnable block is a whole program that ends well."""
-    command = [sys.executable, "-I", "-c", block]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False)
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_a_runnable_block_runs_and_prints_what_its_arrows_say(name: str, tmp_path: Path) -> None:
+    """A ```python runnable block is a whole program that ends well; `# → text` is a line of its output."""
+    command = [sys.executable, "-I", "-X", "utf8", "-c", RUNNABLE[name]]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, encoding="utf-8", timeout=30, check=False)
     assert done.returncode == 0, done.stderr
+    told = "".join(f"{line}\n" for line in re.findall(r"# → (.*)$", RUNNABLE[name], flags=re.MULTILINE))
+    if told:
+        assert doctest.OutputChecker().check_output(told, done.stdout, doctest.ELLIPSIS), done.stdout
 
 
 def test_every_make_command_exists() -> None:
-    """Whatever the README says to make, the Makefile makes."""
+    """Whatever the pages say to make, the Makefile makes."""
     named = set(re.findall(r"\bmake ([a-z-]+)", "\n".join(CODE)))
     assert named <= set(re.findall(r"^([a-z-]+):", MAKEFILE, flags=re.MULTILINE))
 

@@ -6,12 +6,14 @@ import asyncio
 import contextvars
 import copy
 import functools
+import gc
 import os
 import pickle
 import subprocess
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
@@ -519,6 +521,7 @@ def test_nobody_is_warned_where_no_run_was_lost() -> None:
             fine(1)
         fine(2)
 
+    gc.collect()  # a scope that another test entered and never left is over with its last reference
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with ThreadPoolExecutor(1) as pool:
@@ -886,3 +889,23 @@ def test_the_loop_limit_of_a_scope_is_on_by_default_and_its_listeners_are_told()
         assert (run.steps, run.refusals) == (1, 1)
     kinds = [type(event).__name__ for event in seen]
     assert kinds == ["RunStarted", "ToolStarted", "ToolFinished", "ToolRefused", "RunEnded"]
+
+
+def test_calls_outside_any_run_leave_nothing_behind() -> None:
+    """A tool that is made for one call, as run_tools makes them, is forgotten with it."""
+    guard = Guard()
+    made = []
+
+    def turn(n: int) -> None:
+        def answer(n: int) -> int:
+            return n
+
+        made.append(weakref.ref(answer))
+        block = {"type": "tool_use", "id": f"toolu_{n}", "name": "answer", "input": {"n": n}}
+        guard.run_tools({"role": "assistant", "content": [block]}, tools=[answer])
+
+    for n in range(5):
+        turn(n)
+    gc.collect()
+    assert [ref() for ref in made] == [None] * 5
+    assert guard.schemas() == []

@@ -244,6 +244,18 @@ def test_two_partials_of_one_function_are_two_tools() -> None:
     assert len(calls) == 6
 
 
+def test_a_partial_made_anew_is_still_the_same_tool() -> None:
+    """What tells partials apart is what they have bound, not which object they are."""
+
+    def ping(host: str, port: int) -> None:
+        """Nothing."""
+
+    with Guard(LoopLimit(1)).scope():
+        tool(functools.partial(ping, "a"))(1)
+        with pytest.raises(LoopLimitExceeded):
+            tool(functools.partial(ping, "a"))(1)
+
+
 def test_an_approval_of_one_partial_holds_for_no_other() -> None:
     """A grant for the run is bound to what the partial has bound, too."""
     asked: list[Any] = []

@@ -42,7 +42,7 @@ def object_in(text: str) -> dict[str, Any]:
         if value or alone:
             found[loose(value)] = value
     if not found:
-        raise ValueError("There is no JSON object in the answer. Answer with one; names and texts in double quotes.")
+        raise ValueError("There is no JSON object in the answer. Answer with one.")
     if len(found) > 1:
         raise ValueError(
             f"The answer is ambiguous: it holds {len(found)} different JSON objects. Answer with the final one alone."

@@ -21,9 +21,9 @@ from loopguard._run import Run
 from loopguard._usage import Usage
 from loopguard.budgets.budget import Budget
 from loopguard.exceptions import BudgetExceeded, ToolCallRefused
-from loopguard.metering._estimates import Survey
+from loopguard.metering._estimates import Survey, listed
 from loopguard.metering._reading import Bill, parts
-from loopguard.metering.prices import PriceSource, cost_of
+from loopguard.metering.prices import PriceSource, Tariff, cost_of
 from loopguard.telemetry import _constants as names
 from loopguard.telemetry import _spans as spans
 
@@ -55,7 +55,7 @@ class ModelCall:
         self.unpriced = False
         self.started = time.perf_counter()
         self._max_tokens = 0
-        self._models = [model]
+        self._tariffs: list[Tariff | None] = []
         self._worst = Usage()
         self._open = True
         self._id: str | None = None
@@ -74,9 +74,9 @@ class ModelCall:
         """Work out the most that the call may cost: its input and max_tokens of output."""
         limit = body.get("max_tokens")
         self._max_tokens = limit if type(limit) is int and limit > 0 else 0
-        others = body.get("fallbacks")
-        for entry in others if isinstance(others, list) else ():
-            self._models.append(str(entry.get("model")) if isinstance(entry, dict) else "")
+        models = [entry.get("model") for entry in listed(body.get("fallbacks"))]
+        fast = body.get("speed") == "fast"
+        self._tariffs = [self.prices.tariff(str(model), fast=fast) for model in (self.name, *models)]
         tokens = survey.input_tokens
         self._worst = Usage(
             tokens=tokens + self._max_tokens,
@@ -87,7 +87,6 @@ class ModelCall:
             web_searches=survey.web_searches or None,
             web_fetches=survey.web_fetches or None,
             model_calls=1,
-            speed=body.get("speed"),
             inference_geo=body.get("inference_geo"),
         )
         self.reserved = _amounts_of(self._worst)
@@ -103,7 +102,7 @@ class ModelCall:
     def _usd(self, output: int) -> int | None:
         """What it costs with so much output, whichever model answers; None where one's price is unknown."""
         worst = self._worst if output == self._max_tokens else replace(self._worst, output_tokens=output)
-        costs = [cost_of(self.prices, [(model, worst)]) for model in self._models]
+        costs = [None if tariff is None else tariff.cost(worst) for tariff in self._tariffs]
         return None if None in costs else max(filter(None, costs), default=0)
 
     def admit(self) -> ToolCallRefused | None:
@@ -264,7 +263,8 @@ class ModelCall:
             if usd is None:
                 for run in chain:
                     run.unknown_cost = True
-        ring(chain[0])
+        if chain[0].alerts:
+            ring(chain[0])
         cost = None if usd is None else decimal(usd)
         if self.run.listeners:
             self.run.emit(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-__all__ = ["BYTES_PER_TOKEN", "Survey", "survey", "tokens_of"]
+__all__ = ["BYTES_PER_TOKEN", "Survey", "listed", "survey", "tokens_of"]
 
 BYTES_PER_TOKEN = 2
 """The bound: no more than a token for every two bytes of UTF-8. English has three to five bytes a token, code
@@ -33,13 +33,18 @@ def tokens_of(size: int) -> int:
     return -(-size // BYTES_PER_TOKEN)
 
 
+def listed(value: Any) -> list[dict[str, Any]]:
+    """The objects of a list in a body, which may be anything: what is wrong with it, the API says."""
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
+
+
 def survey(body: Mapping[str, Any]) -> Survey:
     """Look over a request's body.
 
     The bound doesn't cover what the body only names: documents by URL or file id, and what the API's own
     tools fetch while they run.
     """
-    tools = [tool for tool in body.get("tools") or () if isinstance(tool, dict)]
+    tools = listed(body.get("tools"))
     own = [tool for tool in tools if tool.get("type", "custom") != "custom"]
     size, images, lifetimes = _walk([body.get(name) for name in ("system", "tools", "messages", "output_config")])
     lifetimes |= _lifetime(body)

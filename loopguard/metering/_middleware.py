@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping
 from typing import Any
 
@@ -26,6 +28,7 @@ _UNSENT = (
     httpx2.PoolTimeout,
     httpx2.ProxyError,
     httpx2.UnsupportedProtocol,
+    httpx2.InvalidURL,
     httpx2.LocalProtocolError,
 )
 _COUNTED = ("messages", "model", "system", "thinking", "tool_choice", "tools", "mcp_servers", "output_config")
@@ -71,7 +74,7 @@ class Meter(Middleware):
                 raise ConfigurationError(f"meter(estimate=…) gave {tokens!r}: it has to give a number of tokens")
             seen = seen._replace(input_tokens=tokens)
         call.reserve(body, seen)
-        while refusal := call.admit():
+        while (refusal := call.admit()) is not None:
             if refusal.cure is None:
                 raise call.refuse(refusal)
             yield from refusal.cure(call)
@@ -121,7 +124,7 @@ def _counted(request: Any, send: Callable[[Any], Any], body: Mapping[str, Any]) 
     counting.stream, counting.stream_cls, counting.cast_to = False, None, object
     try:
         response = yield Ask(send, counting)
-        counted = response.http_response.json()["input_tokens"]
+        counted = json.loads((yield Ask(response.read)))["input_tokens"]
     except Exception:  # whatever is wrong, the call itself will show it
         return None
     return counted if type(counted) is int else None
@@ -137,7 +140,7 @@ def _sent(exc: BaseException) -> bool:
         if isinstance(cause, httpx2.RequestError):
             return True
         seen.add(id(cause))
-        cause = cause.__cause__ or cause.__context__
+        cause = cause.__cause__  # not the context: that may be of an earlier call
     # cancelled or interrupted while it was under way, or broken in a way that httpx2 doesn't know; what other
     # errors there are come from preparing the request
     return isinstance(exc, APIConnectionError) or not isinstance(exc, Exception)
@@ -190,7 +193,8 @@ class _Body:
             self._settle(self._reader.bill(), None if left else error)
 
     def __del__(self) -> None:
-        self._end()
+        if not sys.is_finalizing():
+            self._end()
 
 
 class _SyncBody(_Body, httpx2.SyncByteStream):

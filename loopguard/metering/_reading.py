@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -261,13 +261,12 @@ class Lines:
     def __init__(self) -> None:
         self._rest = b""
 
-    def split(self, chunk: bytes) -> Iterator[bytes]:
+    def split(self, chunk: bytes) -> list[bytes]:
         """The lines that are complete now, without their ends."""
         lines = (self._rest + chunk).splitlines(keepends=True)
         # a last CR may be half of a CRLF
         self._rest = lines.pop() if lines and not lines[-1].endswith(b"\n") else b""
-        for line in lines:
-            yield line.rstrip(b"\r\n")
+        return [line.rstrip(b"\r\n") for line in lines]
 
     def end(self) -> bytes:
         """What makes a last line complete that ends in CR."""

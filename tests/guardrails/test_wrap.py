@@ -420,6 +420,19 @@ def test_a_hook_that_repeats_the_same_call_is_itself_a_loop(colour: Colour) -> N
         assert (run.steps, len(bodies)) == (3, 3)
 
 
+def test_what_observe_mode_noted_of_one_round_is_not_told_again_in_the_next(colour: Colour) -> None:
+    """Two rounds over a limit are two observed refusals."""
+    events: list[Any] = []
+
+    def twice(call: Any, proceed: Any) -> Any:
+        yield from proceed(call)
+        return (yield from proceed(call))
+
+    with Guard(WrapTool(twice), MaxSteps(0), mode="observe", on_event=events.append).scope():
+        colour.call(tool(colour.make(lambda: None)))
+    assert [event.observed for event in events if type(event).__name__ == "ToolRefused"] == [True, True]
+
+
 def test_each_round_asks_the_approver_again(colour: Colour) -> None:
     """A yes holds for one execution."""
     asked: list[Any] = []
@@ -436,10 +449,9 @@ def test_each_round_asks_the_approver_again(colour: Colour) -> None:
         assert (run.steps, len(asked), len(bodies)) == (1, 2, 1)
 
 
+@pytest.mark.parametrize("colour", ["sync", "async"], indirect=True)
 def test_a_hook_may_swallow_a_refusal_and_answer_itself(colour: Colour) -> None:
     """The refusal is counted; the caller gets the answer; nothing ran."""
-    if "generator" in colour.name:
-        pytest.skip("a generator's answer is its items")
     bodies: list[int] = []
 
     def hook(call: Any, proceed: Any) -> Any:

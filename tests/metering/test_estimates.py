@@ -74,3 +74,10 @@ def test_a_body_as_deep_as_it_likes_is_read() -> None:
 def test_numbers_and_gaps_are_read() -> None:
     """What isn't text counts as it is written; a lone surrogate is no error."""
     assert survey(said([1234, None, True, "\ud83d"])).input_tokens > EMPTY
+
+
+@pytest.mark.parametrize("value", [None, 7, "x", {"a": 1}, [None, 3], [[]]])
+def test_a_body_of_any_shape_is_looked_over(value: Any) -> None:
+    """What is wrong with a request, the API says, not we."""
+    body = dict.fromkeys(("tools", "messages", "system", "cache_control", "output_config"), value)
+    assert survey(body).input_tokens >= EMPTY

@@ -33,6 +33,7 @@ from loopguard import (
 )
 from loopguard import _events as events
 from loopguard._config import settings
+from loopguard._pipeline import LOCK
 from loopguard.metering import PriceBook, meter
 from loopguard.metering._estimates import survey
 from loopguard.testing import MessagesServer, Reply, capture
@@ -306,24 +307,24 @@ def test_a_body_that_swallows_refusals_for_ever_is_halted(fresh: bool) -> None:
 
 def test_model_calls_are_the_turns_in_which_refusals_are_counted() -> None:
     """A model that is asked again and again while every tool call is refused: halted after five turns."""
-
     policy = Guard(MaxSteps(0))
 
     @policy.tool
-    def act(n: int) -> None: ...
+    def act() -> None: ...
 
-    def swallow(n: int) -> None:
-        try:
-            act(n)
-        except ToolCallRefused:
-            pass
+    def turn() -> None:
+        client.messages.create(**BODY)
+        with ThreadPoolExecutor(1) as pool, contextlib.suppress(ToolCallRefused):  # a new thread for each call
+            pool.submit(run.bind(act)).result()
 
-    with MessagesServer(c26) as server, pytest.raises(LoopStopped), policy.scope() as run:
-        with meter(anthropic.Anthropic(base_url=server.url, api_key="x"), prices=PRICES) as client:
-            for n in range(20):
-                client.messages.create(**BODY)
-                with ThreadPoolExecutor(1) as pool:
-                    pool.submit(run.bind(swallow), n).result()
+    with (
+        MessagesServer(c26) as server,
+        meter(anthropic.Anthropic(base_url=server.url, api_key="x"), prices=PRICES) as client,
+        contextlib.suppress(LoopStopped),
+        policy.scope() as run,
+    ):
+        for _ in range(20):
+            turn()
     assert len(server.ledger) == 5
 
 
@@ -438,6 +439,39 @@ def test_the_api_may_be_asked_for_the_estimate(basic: Way) -> None:
     assert sending["body"] == {**sending["body"], **BODY}
     assert held == [1234]
     assert numbers(run.usage) == (20, 5, 12, 1)
+
+
+def test_counting_leaves_nothing_open(way: Way) -> None:
+    """Whatever way the call itself is made, the count is read, and the connection given back."""
+    held: list[Decimal] = []
+
+    def script(body: dict[str, Any]) -> Reply:
+        held.append(run.reserved("input_tokens"))
+        return c26(body)
+
+    with MessagesServer(script, count_tokens=1234) as server, Guard().scope() as run:
+        way.call(server.url, estimate="count_tokens")
+    assert held == [1234]
+    assert run.spent() == COST
+
+
+def test_no_lock_is_held_while_prices_are_asked() -> None:
+    """A price source may wait, or meter a call itself."""
+    held: list[bool] = []
+
+    class Source:
+        def tariff(self, model: str, *, batch: bool = False, fast: bool = False) -> Any:
+            thread = threading.Thread(target=lambda: held.append(not LOCK.acquire(blocking=False) or LOCK.release()))
+            thread.start()
+            thread.join()
+            return PriceBook(PRICES).tariff(model)
+
+    with MessagesServer(c26) as server, Guard(Budget(usd=Decimal("0.002"))).scope():
+        CREATE.call(server.url, prices=Source())
+        with pytest.raises(BudgetExceeded):
+            CREATE.call(server.url, prices=Source(), max_tokens=1000)
+    assert held
+    assert not any(held)
 
 
 def test_where_the_api_does_not_count_the_bound_stands_in(basic: Way) -> None:
@@ -627,6 +661,23 @@ def test_a_cancelled_call_costs_the_reservation() -> None:
 
     with MessagesServer([Reply.text("late", delay=threading.Event())]) as server:
         assert asyncio.run(main()) == (RESERVED, 0)
+
+
+def test_a_call_made_while_another_failure_is_handled_stands_alone() -> None:
+    """Python links every error to the one being handled: that an earlier call never left says nothing of this one."""
+
+    def interrupt(request: Any, call_next: Any) -> Any:
+        call_next(request)
+        raise KeyboardInterrupt
+
+    with MessagesServer(c26) as server, Guard(Budget(usd=1)).scope() as run:
+        client = meter(anthropic.Anthropic(base_url=server.url, api_key="x"), prices=PRICES)
+        try:
+            CREATE.call(GONE)
+        except anthropic.APIConnectionError:
+            with client, pytest.raises(KeyboardInterrupt):
+                client.with_middleware(interrupt).messages.create(**BODY)
+    assert (run.spent(), run.reserved()) == (RESERVED, 0)
 
 
 def test_errors_before_sending_cost_nothing() -> None:

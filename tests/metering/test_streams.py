@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from loopguard import Budget, BudgetExceeded, Guard
 from loopguard import _events as events
 from loopguard.metering import PriceBook, meter
+from loopguard.metering._calls import ModelCall
 from loopguard.metering._estimates import BYTES_PER_TOKEN, survey
-from loopguard.metering._reading import BedrockReader, EventReader, MessageReader, reader_for
+from loopguard.metering._reading import BedrockReader, Bill, EventReader, MessageReader, reader_for
 from loopguard.testing import MessagesServer, Reply, capture
 from tests.metering.conftest import BODY, PRICES, Way, async_lines, lines
 
@@ -244,3 +245,29 @@ def test_threads_share_one_budget(rounds: int) -> None:
                 thread.join()
     assert len(server.ledger) == 20
     assert (run.spent(), run.reserved()) == (20 * most, 0)
+
+
+def test_the_books_are_closed_when_the_last_event_is_seen() -> None:
+    """Whoever looks at what is left, at the end of a stream, sees it settled."""
+    usage = {"input_tokens": 20, "output_tokens": 12}
+    with (
+        MessagesServer([Reply.text("x", usage=usage)]) as server,
+        Guard(Budget(usd=1)).scope() as run,
+        meter(anthropic.Anthropic(base_url=server.url, api_key="x"), prices=PRICES) as client,
+        client.messages.create(stream=True, **BODY) as stream,
+    ):
+        left = [run.reserved() for event in stream if event.type == "message_stop"]
+    assert left == [0]
+
+
+def test_only_the_first_end_of_a_call_counts() -> None:
+    """A stream that is closed by two threads, or fails while it is closed, is settled once."""
+    with capture() as seen, Guard().scope() as run:
+        call = ModelCall(run, "m", PriceBook(PRICES))
+        call.reserve(BODY, survey(BODY))
+        assert call.admit() is None
+        call.received(Bill({"input_tokens": 20, "output_tokens": 12}, partial=False))
+        call.lost()
+        call.released()
+    assert (run.usage.tokens, run.reserved("tokens")) == (32, 0)
+    assert len(seen.events_of(events.ModelCalled)) == 1

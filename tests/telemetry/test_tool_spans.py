@@ -82,7 +82,7 @@ def test_a_call_is_one_span_with_the_names_of_the_conventions(
 ) -> None:
     """Every attribute of TELEMETRY.md that a plain call has, and no other."""
     decorated = tool(name="search", cost=0.25)(colour.make(lambda query: query))
-    with Guard(MaxSteps(4), *wraps).scope("box") as run:
+    with Guard(MaxSteps(4), *wraps).scope("box"):
         colour.call(decorated, "a")
     (span,) = spans("execute_tool")
     assert span.name == "execute_tool search"
@@ -254,6 +254,35 @@ def test_a_refusal_that_a_hook_answers_is_no_error_but_still_told(spans: Spans) 
     assert span.attributes["loopguard.verdict.type"] == "deny"
     assert span.attributes["loopguard.verdict.reason"] == "max_steps"
     assert "error.type" not in span.attributes
+
+
+def test_a_call_that_a_hook_got_through_at_last_shows_no_refusal(spans: Spans) -> None:
+    """Only how it ended is on its span."""
+
+    class Once:
+        left = 1
+
+        def bind(self, run: Any, tool: Any) -> Any:
+            return self
+
+        def check(self, call: Any) -> ToolCallRefused | None:
+            return ToolCallRefused("rate_limited", "Once", call.name, "not yet") if self.left else None
+
+    once = Once()
+
+    def hook(call: Any, proceed: Any) -> Any:
+        try:
+            return (yield from proceed(call))
+        except ToolCallRefused:
+            once.left = 0
+            return (yield from proceed(call))
+
+    with Guard(WrapTool(hook), once).scope() as run:
+        assert tool(lambda: "live")() == "live"
+        assert (run.steps, run.refusals) == (1, 1)
+    (span,) = spans("execute_tool")
+    assert "loopguard.verdict.type" not in span.attributes
+    assert span.attributes["loopguard.step.index"] == 1
 
 
 def test_observe_mode_marks_what_it_would_have_refused(wraps: tuple[WrapTool, ...], spans: Spans) -> None:
