@@ -32,6 +32,7 @@ check: lint types coverage ## lint, types, and the tests with coverage
 
 bench: $(VENV)/.dev ## measure what a guarded call costs
 	$(BIN)/python benchmarks/bench.py
+	$(BIN)/python benchmarks/metering.py
 
 mutate: $(VENV)/.dev ## plant faults and count those that the tests miss
 	$(BIN)/python tests/mutation/run.py

@@ -129,6 +129,9 @@ def ask(
         run.emit(
             events.QuestionAnswered,
             question_id=question.id,
+            kind=kind,
+            tool=subject.name,
+            duration=max(0.0, time.monotonic() - started),
             decision=decision,
             reason=answer.reason if answer is not None else None,
             by=answer.by if answer is not None else None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -26,8 +25,8 @@ class Settings:
         """Users' callbacks: they get redacted events, and their failures change nothing."""
         self.listeners: tuple[Callable[[Any], object], ...] = ()
         """Subscribers of loopguard's own: they get the events as they are, and never raise."""
-        self.log: tuple[logging.Logger, Callable[[Any], object]] | None = None
-        """The structured log: who is told of events while its logger is enabled."""
+        self.watchers: tuple[tuple[Callable[[], bool], Callable[[Any], object]], ...] = ()
+        """Renderers of loopguard's own, the log and the metrics: (whether anybody wants it now, listener)."""
         self.prompt_snapshots: bool = False
 
 

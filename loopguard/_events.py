@@ -62,6 +62,8 @@ class RunStarted(Event):
 class RunEnded(Event):
     """A run ended."""
 
+    name: str
+    kind: str
     stop_reason: StopReason | None
     """None for a scope that was left normally."""
     iterations: int = 0
@@ -183,8 +185,12 @@ class QuestionAnswered(Event):
     """The question was answered, or nobody answered."""
 
     question_id: str
+    kind: str
+    tool: str | None
     decision: str
     """approve, deny, edit, timeout or error."""
+    duration: float = 0.0
+    """Seconds that it was open."""
     reason: str | None = None
     by: str | None = None
     arguments: Mapping[str, Any] | None = None

@@ -289,10 +289,11 @@ class _BoundTool(_Decorated, wrapt.BoundFunctionWrapper):  # type: ignore[type-a
     """A decorated method, bound to its object or class."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return getattr, (self._self_owner if self._self_instance is None else self._self_instance, self.__name__)
+        owner = self._self_owner if self._self_instance is None else self._self_instance
+        return getattr, (owner, self.__wrapped__.__name__)
 
     def __deepcopy__(self, memo: Any) -> Any:
-        return getattr(copy.deepcopy(self._self_instance, memo), self.__name__, self)
+        return getattr(copy.deepcopy(self._self_instance, memo), self.__wrapped__.__name__, self)
 
 
 class _Tool(_Decorated, wrapt.FunctionWrapper):  # type: ignore[type-arg]  # as above

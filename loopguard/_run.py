@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextvars
 import functools
-import logging
 import os
 import threading
 import time
@@ -325,6 +324,8 @@ class Run:
             duration = max(0.0, time.monotonic() - self.started_at)
             self.emit(
                 events.RunEnded,
+                name=self.name,
+                kind=self.kind,
                 stop_reason=stop_reason,
                 iterations=iterations,
                 value=value,
@@ -423,8 +424,8 @@ def publish(on_event: Callable[[events.Event], object]) -> Listener:
 
 def subscribers() -> tuple[Listener, ...]:
     """Who listens to the whole process, as it is configured now."""
-    log = (settings.log[1],) if settings.log is not None and settings.log[0].isEnabledFor(logging.INFO) else ()
-    return (*settings.listeners, *log, *map(publish, settings.on_event))
+    watching = (listener for wanted, listener in settings.watchers if wanted())
+    return (*settings.listeners, *watching, *map(publish, settings.on_event))
 
 
 def current_run() -> Run | None:

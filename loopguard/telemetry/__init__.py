@@ -13,12 +13,14 @@ from opentelemetry.context import Context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from loopguard._config import settings
-from loopguard.telemetry._log import LOGGER, log_event
+from loopguard.telemetry._log import log_event, log_is_wanted
+from loopguard.telemetry._measure import measure
+from loopguard.telemetry._metrics import metrics_are_set
 from loopguard.telemetry._setup import Telemetry, configure_telemetry
 
 __all__ = ["Telemetry", "configure_telemetry", "extract", "inject"]
 
-settings.log = LOGGER, log_event
+settings.watchers = ((log_is_wanted, log_event), (metrics_are_set, measure))
 _trace_context = TraceContextTextMapPropagator()
 _baggage = W3CBaggagePropagator()
 

@@ -15,20 +15,24 @@ from opentelemetry import trace
 from loopguard import _events as events
 from loopguard.redaction import redact_error, redact_text
 
-__all__ = ["LOGGER", "log_event"]
+__all__ = ["LOGGER", "log_event", "log_is_wanted"]
 
 LOGGER = logging.getLogger("loopguard.events")
-"""Level INFO. A run looks once, when it starts, whether anybody listens."""
+"""Everything goes there at level INFO."""
+
+
+def log_is_wanted() -> bool:
+    """Whether the log is switched on; a run asks once, when it starts."""
+    return LOGGER.isEnabledFor(logging.INFO)
 
 
 def log_event(event: events.Event) -> None:
     """Log one event, redacted, with the ids of its run and trace."""
-    if LOGGER.isEnabledFor(logging.INFO):
-        try:
-            line = _line(events.redacted(event))
-        except Exception as exc:  # whatever is wrong with a payload of the user's, the program goes on
-            line = json.dumps({"event": type(event).__name__, "run_id": event.run_id, "unreadable": redact_error(exc)})
-        LOGGER.info(line)
+    try:
+        line = _line(events.redacted(event))
+    except Exception as exc:  # whatever is wrong with a payload of the user's, the program goes on
+        line = json.dumps({"event": type(event).__name__, "run_id": event.run_id, "unreadable": redact_error(exc)})
+    LOGGER.info(line)
 
 
 def _line(event: events.Event) -> str:
