@@ -333,6 +333,7 @@ class Admission:
                     arguments=call.arguments_or_raw(),
                     reserved=decimals(call.amounts),
                     attempt=call.attempt,
+                    **call.place,
                 )
             )
 
@@ -476,6 +477,8 @@ class Admission:
                 error=error,
                 duration=max(0.0, time.perf_counter() - call.started_at),
                 attempt=call.attempt,
+                items=call.yielded,
+                key=call.place.get("key"),
             )
         )
 
@@ -520,6 +523,8 @@ def invoke(call: ToolCall) -> Steps:
     CURRENT.set(call)  # what hooks replaced; the driver restores what was current before the call
     try:
         plan.start(call)
+        if plan.run.recorder is not None:
+            yield plan.run.recorder.commit(call.tool.colour)
         result = yield Invoke(call, plan.timeout)
     except EffectTimeout:
         assert plan.timeout is not None

@@ -283,6 +283,10 @@ class ToolCall:
     """The strict digest that was approved, where an approval was needed."""
     question: Any = None
     """The open question about it, while somebody is asked."""
+    place: Mapping[str, Any] = MappingProxyType({})
+    """Where it stands in a journal: what its ToolStarted event says of that."""
+    yielded: Any = None
+    """What a generator tool has yielded, where a journal wants to know."""
     line: list[ToolCall] | None = None
     """The call that was admitted and those that replaced it since, the last one in force."""
     _id: str | None = None
@@ -323,7 +327,7 @@ class ToolCall:
     @property
     def idempotency_key(self) -> str:
         """The same for every attempt of this call: hand it to the far end, so that it acts once."""
-        return f"{self.run.id}:{self.id}"
+        return self.place.get("key") or f"{self.run.id}:{self.id}"
 
     @property
     def bound(self) -> bool:
@@ -395,6 +399,7 @@ class ToolCall:
         call.observed = self.observed
         call.span = self.span
         call.line = self.line
+        call.place, call.yielded = self.place, self.yielded
         return call
 
     @property

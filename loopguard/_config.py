@@ -28,6 +28,9 @@ class Settings:
         self.watchers: tuple[tuple[Callable[[], bool], Callable[[Any], object]], ...] = ()
         """Renderers of loopguard's own, the log and the metrics: (whether anybody wants it now, listener)."""
         self.prompt_snapshots: bool = False
+        self.store: Any = None
+        """Where runs of loops are kept by default: a URL, or an object that keeps journals."""
+        self.durability: str = "normal"
 
 
 settings = Settings()
@@ -41,6 +44,8 @@ def configure(
     judge_model: str | None = None,
     prices: Any = None,
     prompt_snapshots: bool | None = None,
+    store: Any = None,
+    durability: str | None = None,
 ) -> None:
     """Set process-wide defaults; what isn't given stays as it is.
 
@@ -50,6 +55,9 @@ def configure(
     - ``judge_model``: the model that `until_llm` asks by default.
     - ``prices``: the prices that `meter` uses by default, a PriceBook or what makes one.
     - ``prompt_snapshots``: keep the messages of each metered model call in its ModelCalled event.
+    - ``store``: where runs of loops are kept, such as ``sqlite:///runs.db``; see `loopguard.journal`.
+    - ``durability``: ``normal`` (what is acknowledged survives the death of the process) or ``full`` (a power
+      loss, too).
     - ``on_event``: subscribe to the events of every run that starts from now on.
 
     Raises ConfigurationError for a value of the wrong type.
@@ -68,10 +76,16 @@ def configure(
         settings.judge_model = judge_model
     if prices is not None:
         settings.prices = prices
+    if durability is not None and durability not in ("normal", "full"):
+        raise ConfigurationError(f"durability={durability!r}: give 'normal' or 'full'")
     for name, fn in (("redact", redact), ("on_event", on_event)):
         if fn is not None and not callable(fn):
             raise ConfigurationError(f"{name}={fn!r}: give a callable")
     settings.version += 1
+    if store is not None:
+        settings.store = store
+    if durability is not None:
+        settings.durability = durability
     if redact is not None:
         settings.redact = redact
     if on_event is not None:

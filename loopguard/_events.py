@@ -21,15 +21,20 @@ __all__ = [
     "Charged",
     "Event",
     "IterationEnded",
+    "IterationReturned",
     "IterationStarted",
     "ModelCalled",
+    "ModelReplayed",
+    "ModelStarted",
     "QuestionAnswered",
     "QuestionAsked",
     "RunEnded",
+    "RunResumed",
     "RunStarted",
     "Stopped",
     "ToolFinished",
     "ToolRefused",
+    "ToolReplayed",
     "ToolStarted",
     "Transitioned",
     "VerdictGiven",
@@ -56,6 +61,24 @@ class RunStarted(Event):
     """``loop``, ``flow`` or ``scope``."""
     parent_id: str | None = None
     max: int | None = None
+    value: Any = None
+    """Of a run that is kept in a journal: the state that it was given."""
+    digest: str | None = None
+    """The strict digest of that state."""
+    code: str | None = None
+    """What version of the function runs."""
+    occurrence: int = 0
+    """Which run of this name and state it is in one iteration of the loop around it."""
+    owner_id: str | None = None
+    """The loop around it."""
+    owner_iteration: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResumed(Event):
+    """A run that is kept in a journal goes on, in this process; what was under way in the last one is over."""
+
+    code: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +93,9 @@ class RunEnded(Event):
     value: Any = None
     error: BaseException | None = None
     duration: float = 0.0
+    raised: bool = False
+    """Whether the error left the run as an exception."""
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +105,14 @@ class IterationStarted(Event):
     value: Any = None
     """The state that the body is given."""
     feedback: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IterationReturned(Event):
+    """The body of an iteration returned, in a run that is kept in a journal: it is never run again."""
+
+    value: Any = None
+    duration: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +133,30 @@ class ToolStarted(Event):
     arguments: Mapping[str, Any]
     reserved: Mapping[str, Decimal]
     attempt: int = 1
+    # of a run that is kept in a journal: what a resumed run finds the call again by
+    digest: str | None = None
+    """The strict digest of tool, self and arguments as they were asked for."""
+    durable: bool = True
+    """Whether another process would come to the same digest."""
+    occurrence: int = 0
+    """Which call of this digest it is in its iteration."""
+    owner_id: str | None = None
+    """The loop that it belongs to."""
+    owner_iteration: int | None = None
+    parent_call: str | None = None
+    """The journal's own id of the call whose body made it."""
+    key: str | None = None
+    """The journal's own id of the call: its idempotency key."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolReplayed(Event):
+    """A call of a resumed run was answered from its record: nothing ran, nothing was charged."""
+
+    call_id: str
+    tool: str
+    key: str
+    outcome: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +174,9 @@ class ToolFinished(Event):
     error: BaseException | None = None
     duration: float = 0.0
     attempt: int = 1
+    items: Any = None
+    """What a generator tool had yielded, in a run that is kept in a journal."""
+    key: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +206,28 @@ class Charged(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelStarted(Event):
+    """A metered model call was admitted and is about to be sent, in a run that is kept in a journal."""
+
+    call_id: str
+    model: str
+    reserved: Mapping[str, Decimal]
+    digest: str | None = None
+    """The strict digest of the request."""
+    occurrence: int = 0
+    owner_id: str | None = None
+    owner_iteration: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelReplayed(Event):
+    """A model call of a resumed run was answered from its record: nothing was sent, nothing was charged."""
+
+    call_id: str
+    model: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCalled(Event):
     """A metered model call is over, and settled."""
 
@@ -158,6 +241,8 @@ class ModelCalled(Event):
     partial: bool = False
     error: BaseException | None = None
     duration: float = 0.0
+    response: Any = None
+    """What the API answered, in a run that is kept in a journal: {status, headers, body}."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +251,8 @@ class VerdictGiven(Event):
 
     by: str
     verdict: Verdict
+    index: int = 0
+    """Which verdict of its iteration it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +322,7 @@ class Stopped(Event):
 def redacted(event: Event) -> Event:
     """The event as people and exporters may see it."""
     changes: dict[str, Any] = {}
-    for name in ("arguments", "result", "value", "messages"):
+    for name in ("arguments", "result", "value", "messages", "items"):
         payload = getattr(event, name, None)
         if payload is not None and not isinstance(event, ToolRefused if name == "value" else ()):
             changes[name] = redact(payload)
@@ -243,4 +330,6 @@ def redacted(event: Event) -> Event:
         text = getattr(event, name, None)
         if isinstance(text, str):
             changes[name] = redact_text(text)
+    if getattr(event, "response", None) is not None:
+        changes["response"] = None
     return replace(event, **changes) if changes else event

@@ -186,8 +186,12 @@ def _assemble(
     retries = retry is not None and tool.idempotent
     if timeouts:
         plan.timeout, plan.timeout_source = min(timeouts)
-    if wraps or asks or retries or timeouts or any(getattr(limit, "curable", False) for limit in limits):
-        hooks: list[Hook] = [*(wrap.hook for wrap in wraps), admission_hook]
+    recorder = inner.recorder
+    if recorder is not None or wraps or asks or retries or timeouts or any(getattr(x, "curable", False) for x in limits):
+        hooks: list[Hook] = [*(wrap.hook for wrap in wraps)]
+        if recorder is not None:  # what is recorded is answered before anything is asked, taken or charged
+            hooks.append(recorder.hook)
+        hooks.append(admission_hook)
         if asks:
             hooks.append(approvals(tool, list(approvers.items())))
         if retry is not None and retries:

@@ -10,13 +10,13 @@ from typing import Any, Concatenate, Literal, ParamSpec, Protocol, Self, TypeVar
 
 import wrapt
 
-from loopguard._drivers import drive_async, drive_sync, running_task
+from loopguard._drivers import drive_async, drive_sync, in_thread, running_task
 from loopguard._guard import Guard
 from loopguard._loop_options import LoopOptions
 from loopguard._loop_run import LoopRun
 from loopguard._outcomes import LoopResult, Transition
 from loopguard.budgets import Budget
-from loopguard.exceptions import LoopGuardWarning
+from loopguard.exceptions import JournalError, LoopGuardWarning
 from loopguard.redaction import check_id
 
 __all__ = ["AsyncLoop", "Loop", "loop"]
@@ -32,14 +32,47 @@ _UNSET: Any = object()
 
 
 def _drive(run: LoopRun) -> None:
-    with run:
-        run.outcome = run.finish(drive_sync(run.steps()))
+    if run.open(run.store):
+        run.recorded_outcome()
+        return
+    try:
+        with run:
+            run.outcome = run.finish(drive_sync(run.steps()))
+    except BaseException as exc:
+        _let_go(run, exc)
+        raise
+    run.ended()
 
 
 async def _drive_async(run: LoopRun) -> None:
     running_task(run.run.name)
-    with run:
-        run.outcome = run.finish(await drive_async(run.steps()))
+    store = run.store
+    if store is None:
+        over = run.open(store)
+    else:
+        over = await in_thread(functools.partial(run.open, store), "journal")
+    if over:
+        run.recorded_outcome()
+        return
+    try:
+        with run:
+            run.outcome = run.finish(await drive_async(run.steps()))
+    except BaseException as exc:
+        _let_go(run, exc)
+        raise
+    if run.recorder is not None:
+        await in_thread(run.ended, "journal")
+    elif run.run.recorder is not None:
+        await run.run.recorder.settled_async()
+
+
+def _let_go(run: LoopRun, exc: BaseException) -> None:
+    """Write down how it ended, and let go of the journal; what fails there must not hide what was raised."""
+    try:
+        run.ended()
+    except JournalError as later:
+        if later is not exc:
+            exc.add_note(f"and the journal could not be written: {later}")
 
 
 def _call(options: LoopOptions, fn: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -196,6 +229,7 @@ def loop(
     on_iteration: Callable[[Any, int], object] | None = None,
     on_transition: Callable[[Transition], object] | None = None,
     on_limit: Literal["return", "raise"] = "return",
+    store: Any = None,
     name: str | None = None,
 ) -> _LoopDecorator: ...
 def loop(
@@ -219,6 +253,7 @@ def loop(
     on_iteration: Any = None,
     on_transition: Any = None,
     on_limit: str = "return",
+    store: Any = None,
     name: str | None = None,
 ) -> Any:
     """Turn a function into a loop step: its return value is the next iteration's argument.
@@ -239,6 +274,8 @@ def loop(
     - ``state``: the parameter that carries the state, by default the first positional one.
     - ``on_iteration(state, iteration)``, ``on_transition(transition)``: callbacks.
     - ``on_limit="raise"``: raise LoopStopped at the ceiling instead of returning the latest state.
+    - ``store``: where its runs are kept, such as ``sqlite:///runs.db``: a run that was interrupted goes on where it
+      was, see `loopguard.journal`.
     - ``name``: how spans, messages and the journal call it.
 
     The decorated function is called as before and returns the last state; ``.run(…)`` takes the same
@@ -263,6 +300,7 @@ def loop(
         "on_iteration": on_iteration,
         "on_transition": on_transition,
         "on_limit": on_limit,
+        "store": store,
         "name": name,
     }
 

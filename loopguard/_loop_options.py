@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import types
@@ -55,6 +56,7 @@ class LoopOptions:
                 f"loop(on_transition={self.on_transition!r}): give a plain function, not an async one"
             )
         self.on_limit: str = _one_of(options, "on_limit", "return", "raise")
+        self.store = _store(options.get("store"))
         self.signature = inspect.signature(self.fn)
         self.takes_self = not hasattr(self.fn, "__self__") and not isinstance(self.fn, functools.partial)
         feedback = self.signature.parameters.get("feedback")
@@ -64,6 +66,14 @@ class LoopOptions:
         if self.state is not None and self.state not in named:
             known = ", ".join(named) or "none"
             raise ConfigurationError(f"loop(state={self.state!r}): {self.name} has no such parameter; it has: {known}")
+
+    def larger(self, max: int | None) -> LoopOptions:
+        """The same options with another ceiling."""
+        if max is None:
+            return self
+        made = copy.copy(self)
+        made.max = _positive(max, "resume(max")
+        return made
 
     @property
     def conditional(self) -> bool:
@@ -141,6 +151,14 @@ def _condition(until: Any) -> Any:
             f"loop(until={until!r}): give a function of the state, or conditions joined by | and &"
         )
     return until
+
+
+def _store(store: Any) -> Any:
+    if store is None:
+        return None
+    from loopguard.journal._open import check_store
+
+    return check_store(store, "loop(store")
 
 
 def _one_of(options: Mapping[str, Any], name: str, *allowed: str) -> str:

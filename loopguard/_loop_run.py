@@ -14,7 +14,10 @@ from typing import Any, TypeGuard
 
 from loopguard import _events as events
 from loopguard._amounts import SCALE, decimal
+from loopguard._call import ASYNC, SYNC
 from loopguard._drivers import cancelled_after
+from loopguard._guard import Guard
+from loopguard._loop_journal import codec_of, open_loop, store_of, verdict_of
 from loopguard._loop_options import LoopOptions, name_of
 from loopguard._outcomes import (
     TRANSITIONS,
@@ -33,6 +36,7 @@ from loopguard._outcomes import (
 from loopguard._pipeline import Ask, Effect, EffectTimeout, Invoke, Steps
 from loopguard._run import Run, current_run
 from loopguard._usage import Usage
+from loopguard.budgets import Budget
 from loopguard.evaluators import BaseEvaluator
 from loopguard.exceptions import (
     ConfigurationError,
@@ -79,8 +83,11 @@ class LoopRun:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         run_id: str | None = None,
+        resume: bool = False,
+        budget: Budget | None = None,
     ) -> None:
         self.options = options
+        self.resume = resume
         self.fn = fn
         self.args = list(args)
         self.kwargs = dict(kwargs)
@@ -99,12 +106,14 @@ class LoopRun:
         self.run = Run(
             options.name,
             current_run(),
-            options.guards,
+            options.guards if budget is None else (*options.guards, Guard(budget)),
             kind="loop",
             max=options.max,
             timeout=options.timeout,
             id=run_id,
         )
+        if budget is not None:
+            self.run.raised = budget.limits
         self.history: list[Iteration[Any]] = []
         self.run.history = self.history
         self.transitions: list[Transition] = []
@@ -115,6 +124,12 @@ class LoopRun:
         self.rejections = 0
         self.outcome: LoopResult[Any] | None = None
         self.token: Any = None
+        self.recorder: Any = None
+        """What keeps this run in a journal, where it is the outermost that is kept there."""
+        self.kept: Any = None
+        """What the journal knows of the iteration that is run again."""
+        self.verdicts: Mapping[int, Any] = {}
+        """Those of them that were given already."""
 
     def _find(self, parameter: inspect.Parameter, bound: bool) -> int | str:
         """Where the state stands among the arguments; an omitted one is put there with its default."""
@@ -150,6 +165,47 @@ class LoopRun:
         else:
             self.kwargs[self.place] = value
 
+    # -- its journal -----------------------------------------------------------------------------
+
+    @property
+    def store(self) -> Any:
+        """Where a journal is to be opened before the run begins; None where it has none, or stands in one."""
+        return None if self.run.recorder is not None else store_of(self.options)
+
+    def open(self, store: Any) -> bool:
+        """Open the journal; True if the result is there already."""
+        if self.resume and store is None:
+            raise ConfigurationError(f"{self.run.name}: there is no store to resume from: give store=, or LOOPGUARD_STORE")
+        if store is None and self.run.recorder is None:
+            return False
+        return open_loop(self, store, resume=self.resume)
+
+    def committed(self) -> Steps:
+        """Wait until what happened is in the journal, if there is one."""
+        recorder = self.run.recorder
+        if recorder is not None:
+            yield recorder.commit(ASYNC if self.options.is_async else SYNC)
+
+    def ended(self) -> None:
+        """After the end: the last event is committed before the outcome is handed on, the journal is let go of."""
+        if self.recorder is not None:
+            reason = self.outcome.stop_reason if self.outcome is not None else self.reason
+            self.recorder.close(str(reason or StopReason.ERROR))
+        elif self.run.recorder is not None:
+            self.run.recorder.settled()
+
+    def recorded_outcome(self) -> LoopResult[Any]:
+        """The result that the journal holds, handed over as this loop does."""
+        result = self.outcome
+        assert result is not None
+        if result.stop_reason is StopReason.EVALUATION_FAILED:
+            if self.options.fallback is None and self.options.on_failure == "raise":
+                raise EvaluationFailed(result)
+        elif not result.completed and result.stop_reason is StopReason.MAX_ITERATIONS:
+            if self.options.on_limit == "raise":
+                raise LoopStopped(result)
+        return result
+
     # -- its time under way ----------------------------------------------------------------------
 
     def __enter__(self) -> None:
@@ -182,7 +238,8 @@ class LoopRun:
             run.leave(self.token, reason, outcome.value, outcome.error, outcome.iterations)
         else:
             reason = stop_reason_of(raised)
-            run.leave(self.token, reason, self.value, raised, len(self.history))
+            run.leave(self.token, reason, self.value, raised, len(self.history), raised=True)
+        self.reason = reason
         if run.span is not None:
             run.span.end(run, reason, None if raised is None or only_refusals(raised) is not None else raised)
 
@@ -217,12 +274,14 @@ class LoopRun:
         for each in (options.judge, *options.evaluators):
             if isinstance(each, AnthropicJudge | BaseEvaluator):
                 yield Ask(each.prepare, blocking=True)
-        self.move("start")
+        if self.kept is None:
+            self.move("start")
         while True:
             self.check_stopped()
-            if run.iteration:
-                self.move("next")
-            run.iteration += 1
+            if self.kept is None:
+                if run.iteration:
+                    self.move("next")
+                run.iteration += 1
             stop = yield from self.iterate()
             if stop is not None:
                 return stop
@@ -237,6 +296,10 @@ class LoopRun:
         span = IterationSpan(run) if run.span is not None else None
         before = {unit: cell.spent for unit, cell in run.cells.copy().items()}  # other threads may add units
         started = time.perf_counter()
+        kept, self.kept, self.verdicts = self.kept, None, {}
+        if kept is not None:
+            before = kept.before
+            self.verdicts = kept.verdicts if kept.returned is not None else {}
         self.satisfied = None
         self.feedback = run.feedback
         completed = self.completed
@@ -244,13 +307,21 @@ class LoopRun:
         try:
             told = options.feedback is not None and run.feedback is not None
             kwargs = {**self.kwargs, "feedback": run.feedback} if told else self.kwargs
-            value = yield Invoke(_Body(options.name, self.body, tuple(self.args), kwargs))
+            if kept is not None and kept.returned is not None:
+                value = codec_of(options).decode(kept.returned.text())
+            else:
+                value = yield Invoke(_Body(options.name, self.body, tuple(self.args), kwargs))
             state = self.parameter
             if value is None and state is not None and self.value is not None and not options.may_return_none(state):
                 raise ConfigurationError(
                     f"{options.name} returned None: return the state, it is the next iteration's argument "
                     f"(or annotate that None is meant)"
                 )
+            if run.recorder is not None and (kept is None or kept.returned is None):
+                self.check_parked()
+                duration = max(0.0, time.perf_counter() - started)
+                run.emit(events.IterationReturned, value=value, duration=duration)
+                yield from self.committed()
             self.record(value, before, started)
             if not options.evaluators:
                 self.accept(value)
@@ -276,7 +347,7 @@ class LoopRun:
                     return StopReason.UNTIL
             if options.question is not None:
                 verdict = yield from self.ask_judge(value)
-                self.note(verdict, span, options.judge, before, started)
+                yield from self.note(verdict, span, options.judge, before, started)
                 if self.undecided == 3:
                     raise JudgeError(f"the judge of {run.name!r} was undecided three times in a row: {verdict.reason}")
                 self.satisfied = verdict.passed is True
@@ -327,12 +398,12 @@ class LoopRun:
         for evaluator in self.options.evaluators:
             name = name_of(evaluator)
             try:
-                verdict = yield from self.consult(evaluator, value)
+                verdict = self.given() or (yield from self.consult(evaluator, value))
             except Exception as exc:
                 if isinstance(exc, ToolCallRefused | ConfigurationError):
                     raise
                 verdict = Verdict(False, f"{name} failed: {redact_error(exc)}")
-            self.note(verdict, span, evaluator, before, started)
+            yield from self.note(verdict, span, evaluator, before, started)
             if verdict.passed is not True:
                 self.run.feedback = verdict.reason or f"{name} rejected the value"
                 return False, raw
@@ -344,7 +415,7 @@ class LoopRun:
         """Ask whether the loop is done. Only a clean yes is one."""
         run = self.run
         try:
-            verdict = yield from self.consult(self.options.judge, self.options.question, value)
+            verdict = self.given() or (yield from self.consult(self.options.judge, self.options.question, value))
         except Exception as exc:  # the judge is the user's, or a network: a failure is no verdict
             if isinstance(exc, ToolCallRefused | ConfigurationError):
                 raise
@@ -377,12 +448,13 @@ class LoopRun:
 
     def note(
         self, verdict: Verdict, span: IterationSpan | None, by: Any, before: Mapping[str, int], started: float
-    ) -> None:
+    ) -> Steps:
         """Add a verdict to the iteration, with what it cost."""
-        self.run.emit(events.VerdictGiven, by=name_of(by), verdict=verdict)
+        last = self.history[-1]
+        self.run.emit(events.VerdictGiven, by=name_of(by), verdict=verdict, index=len(last.verdicts))
         if span is not None:
             span.evaluated(name_of(by), verdict)
-        last = self.history[-1]
+        yield from self.committed()
         self.history[-1] = self.iteration(last.value, (*last.verdicts, verdict), before, started)
 
     def iteration(
@@ -400,6 +472,17 @@ class LoopRun:
         cost = None if run.unknown_cost else decimal(spent["usd"]) if "usd" in spent else _NOTHING
         duration = max(0.0, time.perf_counter() - started)
         return Iteration(run.iteration, value, self.feedback, verdicts, usage, cost, duration)
+
+    def given(self) -> Verdict | None:
+        """The next verdict, where the journal has it."""
+        verdict = self.verdicts.get(len(self.history[-1].verdicts))
+        return None if verdict is None else verdict_of(verdict, codec_of(self.options))
+
+    def check_parked(self) -> None:
+        """Raise what parks this run, though the body has swallowed it: its value isn't the iteration's."""
+        latch = self.run.root.latch or self.run.recorder.run.latch
+        if latch is not None and latch.code in ("uncertain", "waiting"):
+            self.check_stopped()
 
     def check_stopped(self) -> None:
         """Raise the refusal that ends this loop or one around it, if there is one."""

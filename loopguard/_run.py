@@ -8,8 +8,9 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
+from types import MappingProxyType
 from typing import Any, ParamSpec, TypeVar
 
 from loopguard import _events as events
@@ -74,6 +75,12 @@ class Run:
     latch: ToolCallRefused | None = None
     halted: LoopHalted | None = None
     ended: bool = False
+    recorder: Any = None
+    """What keeps this run in a journal, or None: see loopguard.journal."""
+    place: Mapping[str, Any] = MappingProxyType({})
+    """Where it stands in a journal: what its RunStarted event says of that."""
+    raised: Mapping[str, int] = MappingProxyType({})
+    """Caps that were raised when the run was resumed, by unit."""
     span: Any = None
     trace_id: str | None = None
     """The trace of this run, 32 hex digits, where tracing is on."""
@@ -138,6 +145,8 @@ class Run:
             self.root = parent.root
             self.chain = (*parent.chain, self)
             self.listeners = parent.listeners
+            if parent.recorder is not None:
+                self.recorder = parent.recorder
             self.born = self.root.refusal_count
         for guard in guards:
             guard.join(self)
@@ -291,7 +300,7 @@ class Run:
                 self.parent.children += 1
         if self.listeners:
             parent = self.parent.id if self.parent is not None else None
-            self.emit(events.RunStarted, name=self.name, kind=self.kind, parent_id=parent, max=self.max)
+            self.emit(events.RunStarted, name=self.name, kind=self.kind, parent_id=parent, max=self.max, **self.place)
         return CURRENT.set(self)
 
     def leave(
@@ -301,6 +310,7 @@ class Run:
         value: Any = None,
         error: BaseException | None = None,
         iterations: int = 0,
+        raised: bool = False,
     ) -> None:
         """End the run: calls that arrive later are refused. Never raises, in whatever context."""
         try:
@@ -331,6 +341,8 @@ class Run:
                 value=value,
                 error=error,
                 duration=duration,
+                raised=raised,
+                warnings=tuple(self.warnings),
             )
 
     def bind(self, fn: Callable[P, R]) -> Callable[P, R]:

@@ -86,7 +86,8 @@ class Budget:
 
     def caps(self, run: Run) -> Sequence[_Cap]:
         """The caps of this budget on one run."""
-        return run.slot(self, lambda: [_cap(self, run, unit, limit) for unit, limit in self.limits.items()])  # type: ignore[no-any-return]  # what the lambda makes
+        limits = {**self.limits, **{unit: run.raised[unit] for unit in self.limits if unit in run.raised}}
+        return run.slot(self, lambda: [_cap(self, run, unit, limit) for unit, limit in limits.items()])  # type: ignore[no-any-return]  # what the lambda makes
 
     def bind(self, run: Run, tool: Tool) -> _Bound | None:
         """See `Limit`."""

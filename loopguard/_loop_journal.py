@@ -1,0 +1,270 @@
+"""A loop and its journal: begun, taken up again where it stopped, or answered from the record."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+from loopguard import _events as events
+from loopguard._amounts import SCALE, decimal
+from loopguard._config import settings
+from loopguard._fingerprints import strict
+from loopguard._outcomes import TRANSITIONS, Iteration, LoopResult, LoopState, StopReason, Verdict
+from loopguard._usage import Usage
+from loopguard.exceptions import ConfigurationError, RunConflict
+
+if TYPE_CHECKING:
+    from loopguard._loop_options import LoopOptions
+    from loopguard._loop_run import LoopRun
+    from loopguard.journal._codec import Codec
+    from loopguard.journal._fold import Pass, RunStory
+    from loopguard.journal._recorder import Recorder
+
+__all__ = ["PENDING", "code_of", "open_loop", "store_of"]
+
+_log = logging.getLogger("loopguard")
+
+
+class _Pending:
+    """Stands for a state that is still to be read from the journal."""
+
+    def __repr__(self) -> str:
+        return "the recorded state"
+
+
+PENDING: Any = _Pending()
+_UNFINISHED = frozenset({StopReason.WAITING, StopReason.CANCELLED, StopReason.ERROR, None})
+"""Ends after which a run with the same id goes on instead of returning its result."""
+
+
+def store_of(options: LoopOptions) -> Any:
+    """Where runs of this loop are kept, or None."""
+    if options.store is not None:
+        return options.store
+    store = settings.store if settings.store is not None else os.environ.get("LOOPGUARD_STORE") or None
+    if store is None:
+        return None
+    from loopguard.journal._open import check_store
+
+    return check_store(store, "LOOPGUARD_STORE" if settings.store is None else "configure(store")
+
+
+def open_loop(loop: LoopRun, store: Any, *, resume: bool) -> bool:
+    """Open the loop's journal, or find its place in the one around it; True if its result is there already."""
+    run = loop.run
+    codec = codec_of(loop.options)
+    if run.recorder is None:
+        from loopguard.journal._open import keep
+
+        create = not resume
+        if create:
+            codec.encode(loop.initial)  # a state that can't be written is an error before anything is
+        recorder: Recorder = keep(store, settings.durability, run, create=create)
+        try:
+            return _begin(loop, recorder, codec, resume)
+        except BaseException:
+            ended = recorder.story.root.ended if recorder.story.root is not None else None
+            recorder.close(str(ended.stop_reason) if ended is not None else "error")
+            raise
+    recorder = run.recorder
+    digest = _digest(loop.initial, codec)
+    place = recorder.place_of(run, digest)
+    recorded = recorder.recorded_run(place, run.name, digest)
+    if recorded is not None:
+        run._id = recorded.started.run_id
+    recorder.describe(run, codec)
+    run.place = {**place, "digest": digest, "value": loop.initial, "code": code_of(loop.options.fn)}
+    if recorded is None:
+        return False
+    if recorded.ended is not None and not recorded.ended.raised and recorded.ended.stop_reason not in _UNFINISHED:
+        recorder.consume_run(run.id, None)
+        loop.outcome = _result(loop, recorded, codec)
+        loop.completed = sum(each.accepted for each in recorded.passes.values())
+        return True
+    under_way = recorded.under_way
+    recorder.consume_run(run.id, under_way.number if under_way is not None else 1)
+    _restore(loop, recorded, codec)
+    return False
+
+
+def _begin(loop: LoopRun, recorder: Recorder, codec: Codec, resume: bool) -> bool:
+    run, story = loop.run, recorder.story
+    code = code_of(loop.options.fn)
+    recorded = story.root
+    digest = None if resume else _digest(loop.initial, codec)
+    if recorded is not None:
+        if recorded.started.name != run.name:
+            raise RunConflict(f"the run {run.id!r} is one of {recorded.started.name!r}, not of {run.name!r}")
+        if digest is not None and recorded.started.digest != digest:
+            raise RunConflict(
+                f"the run {run.id!r} was started with another state: resume it without one, {run.name}.resume(run_id), "
+                f"or give this one another id"
+            )
+        if resume:
+            value = recorded.started.value
+            loop.initial = None if value is None else codec.decode(value.text())
+            digest = recorded.started.digest
+        if _is_over(loop, recorded, resume):
+            assert recorded.ended is not None
+            loop.outcome = _result(loop, recorded, codec)
+            loop.completed = sum(each.accepted for each in recorded.passes.values())
+            recorder.close(str(recorded.ended.stop_reason))
+            return True
+    elif resume:
+        # its first event was never written: there is no state to begin with
+        raise RunConflict(f"the run {run.id!r} was begun, but nothing of it was written: start it again with its state")
+    recorder.describe(run, codec)
+    run.recorder = recorder
+    run.listeners = (recorder.record, *run.listeners)
+    run.place = {"digest": digest, "value": loop.initial, "code": code}
+    loop.recorder = recorder
+    if recorded is not None:
+        if story.code != code:
+            _log.warning("the code of %s has changed since the run %s was begun", run.name, run.id)
+        run.emit(events.RunResumed, code=code)
+        story.add(events.RunResumed(run_id=run.id, at=_now(), code=code))
+        run.raised = {**story.raised, **run.raised}
+        _restore(loop, recorded, codec)
+        run.started_at -= story.elapsed
+        if run.deadline is not None:
+            run.deadline -= story.elapsed
+        under_way = recorded.under_way
+        recorder.resume(under_way.number if under_way is not None and under_way.returned is None else None)
+    return False
+
+
+def _now() -> float:
+    import time
+
+    return time.time()
+
+
+def _is_over(loop: LoopRun, recorded: RunStory, resume: bool) -> bool:
+    ended = recorded.ended
+    if ended is None or ended.stop_reason in _UNFINISHED:
+        return False
+    if not resume:
+        return True
+    if ended.stop_reason is StopReason.MAX_ITERATIONS:
+        return loop.options.max <= ended.iterations
+    return _completed(loop, ended.stop_reason)
+
+
+def _completed(loop: LoopRun, reason: StopReason | None) -> bool:
+    done = (StopReason.UNTIL, StopReason.UNTIL_LLM, StopReason.EVALUATED)
+    return reason in done or (reason is StopReason.MAX_ITERATIONS and not loop.options.conditional)
+
+
+def _digest(value: Any, codec: Codec) -> str:
+    """Equal for states that are the same to every process."""
+    digest, canonical = strict(value)
+    return digest.hex() if canonical else hashlib.sha256(codec.encode(value)).hexdigest()
+
+
+def codec_of(options: LoopOptions) -> Codec:
+    """How states of this loop are written: by the annotations of its parameter and of what it returns."""
+    from loopguard.journal._codec import codec_for, hints_of
+
+    hints = hints_of(options.fn)
+    parameter = options.state_parameter(options.takes_self and "self" in options.signature.parameters)
+    found = [hints[name] for name in (parameter.name if parameter is not None else "", "return") if name in hints]
+    if len(found) == 2 and found[0] != found[1]:
+        try:
+            return codec_for(found[0] | found[1])
+        except TypeError:  # not everything that stands in an annotation can be joined
+            return codec_for(found[1])
+    return codec_for(found[0] if found else Any)
+
+
+@functools.lru_cache(1024)
+def code_of(fn: Any) -> str | None:
+    """A short text that changes with the code of the function."""
+    code = getattr(fn, "__code__", None)
+    if code is None:
+        return None
+    constants = [item for item in code.co_consts if isinstance(item, str | int | float | bytes | None)]
+    return hashlib.sha256(repr((code.co_code, code.co_names, constants)).encode()).hexdigest()[:16]
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+def _restore(loop: LoopRun, recorded: RunStory, codec: Codec) -> None:
+    """Put the loop where it stood: at the beginning of its last iteration, or behind its body."""
+    run = loop.run
+    run.steps, run.refusals, run.unknown_cost = recorded.steps, recorded.refusals, recorded.unknown_cost
+    for unit, exact in recorded.spent.items():
+        run.cell(unit).spent = exact
+    loop._set(loop.initial)
+    under_way = recorded.under_way
+    if under_way is None:
+        return
+    before = [each for number, each in sorted(recorded.passes.items()) if number < under_way.number]
+    loop.history[:] = [_iteration(each, recorded, codec) for each in before if each.returned is not None]
+    loop.completed = sum(each.accepted for each in before)
+    loop._set(codec.decode(under_way.value.text()))
+    loop.rejections = 0
+    for each in before:
+        loop.rejections = 0 if each.accepted else loop.rejections + 1
+    if before and not before[-1].accepted and loop.history:
+        run.rejected = loop.history[-1].value
+    run.feedback = under_way.feedback
+    run.iteration = under_way.number
+    loop.transitions = [made for made in recorded.transitions if made.iteration < under_way.number]
+    loop.state = loop.transitions[-1].target if loop.transitions else TRANSITIONS[LoopState.READY, "start"]
+    loop.kept = under_way
+
+
+def _iteration(each: Pass, recorded: RunStory, codec: Codec) -> Iteration[Any]:
+    spent = {unit: exact - each.before.get(unit, 0) for unit, exact in each.after.items()}
+    counted: dict[str, Any] = {unit: n // SCALE for unit, n in spent.items() if n and unit in Usage.__slots__}
+    return Iteration(
+        each.number,
+        codec.decode(each.returned.text()),
+        each.feedback,
+        tuple(verdict_of(given, codec) for _, given in sorted(each.verdicts.items())),
+        Usage(**counted),
+        None if recorded.unknown_cost else decimal(spent.get("usd", 0)),
+        each.duration,
+    )
+
+
+def verdict_of(given: events.VerdictGiven, codec: Codec) -> Verdict:
+    """A recorded verdict; without its value where that could not be recorded."""
+    verdict = given.verdict
+    stored = verdict.value
+    value = None if stored.lost is not None or stored.plain is None else codec.decode(stored.text())
+    return Verdict(verdict.passed, verdict.reason, value)
+
+
+def _result(loop: LoopRun, recorded: RunStory, codec: Codec) -> LoopResult[Any]:
+    from loopguard.journal._errors import rebuilt
+
+    ended = recorded.ended
+    assert ended is not None
+    assert ended.stop_reason is not None
+    history = [_iteration(each, recorded, codec) for _, each in sorted(recorded.passes.items()) if each.returned is not None]
+    counted: dict[str, Any] = {unit: n // SCALE for unit, n in recorded.spent.items() if unit in Usage.__slots__}
+    return LoopResult(
+        value=None if ended.value is None else codec.decode(ended.value.text()),
+        stop_reason=ended.stop_reason,
+        completed=_completed(loop, ended.stop_reason),
+        iterations=len(history),
+        history=tuple(history),
+        transitions=tuple(recorded.transitions),
+        usage=Usage(**counted),
+        cost=None if recorded.unknown_cost else decimal(recorded.spent.get("usd", 0)),
+        warnings=tuple(ended.warnings),
+        error=None if ended.error is None else rebuilt(ended.error.show()),
+        run_id=loop.run.id,
+        name=loop.run.name,
+    )
+
+
+def check_run_id(run_id: Any) -> None:
+    """ConfigurationError for what is no run id."""
+    if not isinstance(run_id, str):
+        raise ConfigurationError(f"run_id={run_id!r}: give the id of a run, a text")

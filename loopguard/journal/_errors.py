@@ -1,0 +1,73 @@
+"""Failures as they are recorded, and raised again: never a class that the journal names, only ones that are known."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Mapping
+from typing import Any
+
+from loopguard import exceptions
+from loopguard._outcomes import only_refusals
+from loopguard.exceptions import ConfigurationError, JournalError, RecordedError, ToolCallRefused, ToolTimeout
+
+__all__ = ["error_data", "rebuilt", "unwound"]
+
+_ATOMS = (str, int, float, bool, type(None))
+
+
+def error_data(exc: BaseException) -> dict[str, Any]:
+    """The failure as JSON data."""
+    cause = only_refusals(exc)
+    kind = type(cause or exc)
+    made: dict[str, Any] = {
+        "type": kind.__qualname__,
+        "module": kind.__module__,
+        "text": _text(cause or exc),
+        "args": list(exc.args) if cause is None and all(type(arg) in _ATOMS for arg in exc.args) else None,
+        "unwound": cause is not None or isinstance(exc, JournalError | ConfigurationError),
+    }
+    if isinstance(cause, ToolCallRefused):
+        made["args"] = [arg if type(arg) in _ATOMS else str(arg) for arg in cause.args]
+    return made
+
+
+def _text(exc: BaseException) -> str:
+    try:
+        return str(exc)
+    except Exception:  # a user's __str__ may do anything
+        return f"<{type(exc).__name__} without a text>"
+
+
+def unwound(error: Mapping[str, Any]) -> bool:
+    """Whether the body was only left because a guardrail said no, or the journal failed: it didn't fail itself."""
+    return bool(error.get("unwound"))
+
+
+def rebuilt(error: Mapping[str, Any], raises: tuple[type[BaseException], ...] = ()) -> BaseException:
+    """The failure again: a builtin class, one of those declared, one of ours; else a RecordedError."""
+    made = _made(error, _class(error, raises))
+    if made is not None and _text(made) == error.get("text"):
+        return made
+    return RecordedError(f"{error.get('type')}: {error.get('text')}")
+
+
+def _class(error: Mapping[str, Any], raises: tuple[type[BaseException], ...]) -> type[BaseException] | None:
+    name, module = error.get("type"), error.get("module")
+    for kind in raises:
+        if (kind.__qualname__, kind.__module__) == (name, module):
+            return kind
+    source: Any = {"builtins": builtins, "loopguard.exceptions": exceptions}.get(str(module))
+    kind = getattr(source, str(name), None)
+    known = isinstance(kind, type) and issubclass(kind, Exception)
+    ours = known and module == "loopguard.exceptions"
+    return kind if known and (not ours or issubclass(kind, ToolCallRefused | ToolTimeout)) else None
+
+
+def _made(error: Mapping[str, Any], kind: type[BaseException] | None) -> BaseException | None:
+    args = error.get("args")
+    if kind is None or not isinstance(args, list):
+        return None
+    try:
+        return kind(*args)
+    except Exception:  # a class that is declared may want other arguments than it was raised with
+        return None

@@ -1,0 +1,67 @@
+"""Where journals are: a store's URL, and the run of this process that is kept there."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NamedTuple
+
+from loopguard._run import Run
+from loopguard.exceptions import ConfigurationError
+from loopguard.journal._fold import Story
+from loopguard.journal._holders import me
+from loopguard.journal._protocol import Journal
+from loopguard.journal._recorder import Recorder
+from loopguard.journal._rows import read_events
+from loopguard.journal._writer import Writer, writer_for
+from loopguard.redaction import safe_url
+
+__all__ = ["check_store", "keep", "writer_of"]
+
+
+class _Location(NamedTuple):
+    path: str
+    durability: str
+
+
+def check_store(store: Any, what: str) -> Any:
+    """The store if it is one: a URL, or an object that keeps journals. ConfigurationError otherwise."""
+    if isinstance(store, str):
+        if store == "sqlite://" or (store.startswith("sqlite:///") and len(store) > len("sqlite:///")):
+            return store
+        shown = safe_url(store)
+    else:
+        if callable(getattr(store, "append", None)) and callable(getattr(store, "acquire", None)):
+            return store
+        shown = repr(store)
+    raise ConfigurationError(f"{what}={shown!r}: give sqlite:///runs.db, or an object that keeps journals")
+
+
+def writer_of(store: Any, durability: str = "normal") -> Writer:
+    """This process's writer of a store."""
+    if not isinstance(store, str):
+        return writer_for(("object", str(id(store))), lambda: store)  # type: ignore[no-any-return]  # checked above
+    path = store.removeprefix("sqlite:///")
+    path = ":memory:" if store == "sqlite://" or path == ":memory:" else os.path.abspath(path)
+
+    def connect() -> Journal:
+        from loopguard.journal._sqlite import SQLiteJournal
+
+        return SQLiteJournal(path, durability)
+
+    return writer_for((path, durability), connect)
+
+
+def keep(store: Any, durability: str, run: Run, *, create: bool) -> Recorder:
+    """Take over the run's journal, or begin one. Raises RunNotFound, RunConflict naming the holder, JournalError."""
+    writer = writer_of(store, durability)
+    lease = writer.use(lambda journal: journal.acquire(run.id, run.name, me(), create=create))
+    try:
+        rows = [] if lease.created else list(writer.use(lambda journal: journal.rows(run.id)))
+        story = Story()
+        for event in read_events(rows):
+            story.add(event)
+    except BaseException:
+        writer.release(lease, "error")
+        raise
+    writer.hold(lease)
+    return Recorder(writer, lease, run, story, (rows[-1].seq, rows[-1].digest) if rows else None)

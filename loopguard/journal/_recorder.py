@@ -1,0 +1,560 @@
+"""Recorder: writes a run's events down, and answers a resumed run's calls from what is written."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import threading
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+from loopguard import _events as events
+from loopguard._call import ASYNC, ASYNC_GENERATOR, GENERATOR, Tool, ToolCall, new_id
+from loopguard._pipeline import Ask, Invoke, Proceed, Steps
+from loopguard._run import Run
+from loopguard.exceptions import CheckpointError, LeaseLost, ToolCallRefused
+from loopguard.journal._codec import Codec, codec_for, hints_of, shown
+from loopguard.journal._errors import error_data, rebuilt, unwound
+from loopguard.journal._fold import Call, RunStory, Story
+from loopguard.journal._protocol import Lease
+from loopguard.journal._rows import PAYLOAD, Stored, first_link, write_event
+from loopguard.journal._states import States
+from loopguard.journal._writer import Writer
+
+__all__ = ["Recorder"]
+
+ITEMS = 10_000
+"""Items of a generator tool that are recorded; with more, the call can't be replayed."""
+
+_INSIDE: ContextVar[str | None] = ContextVar("loopguard_journal_call", default=None)
+"""The key of the recorded call whose body is running."""
+
+
+class Recorder:
+    """What keeps one run, and the runs inside it, in a journal.
+
+    A listener of their events, and one hook around their tool calls.
+    """
+
+    def __init__(self, writer: Writer, lease: Lease, run: Run, story: Story, last: tuple[int, bytes] | None) -> None:
+        self.writer = writer
+        self.lease = lease
+        self.run = run
+        self.story = story
+        self.states = States(lease.salt)
+        self._seq, self._digest = last or (0, first_link(lease.run_id))
+        lease.written = self._seq
+        self._lock = threading.Lock()
+        self._owner: int | None = None
+        self._queue: deque[tuple[events.Event, dict[str, bytes], tuple[str, bytes] | None, dict[str, str]]] = deque()
+        self._codecs: dict[str, Codec] = {}
+        self._tools: dict[str, Tool] = {}
+        self._trouble: CheckpointError | None = None
+        self._seen: Counter[tuple[Any, ...]] = Counter()
+        self._counting = threading.Lock()
+        self.resuming: int | None = None
+        """The iteration of the outermost loop that is run again, while it is."""
+        self._left: dict[str, Call] = {}
+        """Its recorded calls that nothing has asked for yet."""
+        self._metered = False
+        self._asked_live = False
+
+    # -- writing ---------------------------------------------------------------------------------
+
+    def record(self, event: events.Event) -> None:
+        """Take the event down; it is written with the next commit. Never raises: `commit` tells."""
+        payload: dict[str, bytes] = {}
+        lost: dict[str, str] = {}
+        state: tuple[str, bytes] | None = None
+        for name in _payload_of(type(event)):
+            value = getattr(event, name)
+            if name == "value" and isinstance(event, _STATEFUL):
+                if value is None and not isinstance(event, _NEEDS_STATE):
+                    continue
+                try:
+                    state = event.run_id, self._codecs[event.run_id].encode(value)
+                except KeyError:  # a scope has no state
+                    continue
+                except CheckpointError as exc:
+                    self._trouble = self._trouble or exc
+                    if isinstance(event, events.IterationStarted | events.IterationReturned):
+                        return  # it never came to that, as far as the journal knows
+                    state, lost["value"] = (event.run_id, shown(value)), str(exc)
+            elif value is not None:
+                payload[name] = self._payload(event, name, value, lost)
+            elif name == "result" and isinstance(event, events.ToolFinished) and event.outcome == "returned":
+                payload[name] = b"null"
+        self._queue.append((event, payload, state, lost))
+        self._drain()
+        if isinstance(event, events.IterationReturned):
+            self._passed(event)
+
+    def _payload(self, event: Any, name: str, value: Any, lost: dict[str, str]) -> bytes:
+        if name in ("result", "items") and isinstance(event, events.ToolFinished):
+            return self._result(event, name, value, lost)
+        if name == "error":
+            return shown(error_data(value))
+        if name == "verdict":
+            return self._verdict(event, lost)
+        return shown(value)
+
+    def _result(self, event: events.ToolFinished, name: str, value: Any, lost: dict[str, str]) -> bytes:
+        tool = self._tools.get(event.key or "")
+        try:
+            if tool is None:
+                raise CheckpointError("the call was made past the journal")
+            if name == "items" and len(value) > ITEMS:
+                raise CheckpointError(f"it yielded more than {ITEMS:,} items")
+            result, item = codecs_of(tool)
+            if name == "result":
+                return result.encode(value)
+            return b"[" + b",".join(item.encode(one) for one in value) + b"]"
+        except CheckpointError as exc:
+            lost[name] = str(exc)
+            return shown(value)
+
+    def _verdict(self, event: events.VerdictGiven, lost: dict[str, str]) -> bytes:
+        verdict = event.verdict
+        value = b"null"
+        if verdict.value is not None:
+            try:
+                value = self._codecs[event.run_id].encode(verdict.value)
+            except (CheckpointError, KeyError) as exc:
+                value, lost["verdict"] = shown(verdict.value), str(exc)
+        return b'{"passed":%s,"reason":%s,"value":%s}' % (shown(verdict.passed), shown(verdict.reason), value)
+
+    def _drain(self) -> None:
+        """Chain what has gathered. A garbage collection in here may settle a generator, which comes back here."""
+        me = threading.get_ident()
+        if self._owner == me:
+            return
+        while self._queue:
+            with self._lock:
+                self._owner = me
+                try:
+                    while self._queue:
+                        event, payload, state, lost = self._queue.popleft()
+                        seq = self._seq + 1
+                        delta = None if state is None else self.states.add(state[0], seq, state[1])
+                        row = write_event(event, seq, self._digest, payload, delta, lost)
+                        self._seq, self._digest = seq, row.digest
+                        self.writer.put(self.lease, row)
+                finally:
+                    self._owner = None
+
+    # -- waiting ---------------------------------------------------------------------------------
+
+    def commit(self, colour: str) -> Ask:
+        """The effect that waits until everything recorded so far is committed."""
+        return Ask(self.settled_async if colour in (ASYNC, ASYNC_GENERATOR) else self.settled)
+
+    def settled(self) -> None:
+        """Wait until everything recorded so far is committed. JournalError where it can't be."""
+        self._tell()
+        try:
+            self.writer.wait(self.lease, self._seq)
+        except LeaseLost:
+            self._latch("another process has taken over")
+            raise
+
+    async def settled_async(self) -> None:
+        """The same, off the event loop."""
+        self._tell()
+        try:
+            await self.writer.wait_async(self.lease, self._seq)
+        except LeaseLost:
+            self._latch("another process has taken over")
+            raise
+
+    def _tell(self) -> None:
+        if self._trouble is not None:
+            trouble, self._trouble = self._trouble, None
+            raise trouble
+
+    def _latch(self, reason: str, code: str = "stopped") -> ToolCallRefused:
+        refusal = ToolCallRefused(code, "journal", "", reason, None, None, self.run.name, self.run.id)
+        if self.run.latch is None:
+            self.run.latch = refusal
+        self.run.root.alarm = True
+        return refusal
+
+    def close(self, status: str) -> None:
+        """The run is over: write the last events, and let others take it over."""
+        self.writer.release(self.lease, status)
+
+    # -- runs ------------------------------------------------------------------------------------
+
+    def describe(self, run: Run, codec: Codec) -> None:
+        """States of this run are written by this codec."""
+        self._codecs[run.id] = codec
+
+    def resume(self, number: int | None) -> None:
+        """The outermost loop goes on with this iteration, run again as far as it had come."""
+        self.resuming = number
+        if number is None:
+            return
+        root = self.run.id
+        for call in self.story.calls.values():
+            if self._stands_in(call.started.owner_id, call.started.owner_iteration, root, number) and not _is_void(call):
+                self._left[call.key] = call
+        self._metered = any(
+            self._stands_in(model.started.owner_id, model.started.owner_iteration, root, number)
+            for model in self.story.models.values()
+        )
+
+    def _stands_in(self, owner: str | None, iteration: int | None, run_id: str, number: int | None) -> bool:
+        """Whether an iteration of a loop belongs to this iteration of that one (None: to any)."""
+        while owner is not None and owner in self.story.runs:
+            if owner == run_id:
+                return number is None or iteration == number
+            started = self.story.runs[owner].started
+            owner, iteration = started.owner_id, started.owner_iteration
+        return False
+
+    def place_of(self, run: Run, digest: str) -> dict[str, Any]:
+        """Where a loop stands that begins inside this run."""
+        if run.parent is None or run is self.run:
+            return {}
+        owner = loop_of(run.parent)
+        key = "run", owner.id, owner.iteration, run.name, digest
+        return {"owner_id": owner.id, "owner_iteration": owner.iteration, "occurrence": self._count(key)}
+
+    def _count(self, key: tuple[Any, ...]) -> int:
+        """Which one of its kind this is."""
+        with self._counting:
+            self._seen[key] += 1
+            return self._seen[key]
+
+    def recorded_run(self, place: dict[str, Any], name: str, digest: str) -> RunStory | None:
+        """The run that stood in this place before."""
+        if self.resuming is None:
+            return None
+        for run in self.story.runs.values():
+            started = run.started
+            if (started.owner_id, started.owner_iteration, started.occurrence, started.name, started.digest) == (
+                place.get("owner_id"),
+                place.get("owner_iteration"),
+                place.get("occurrence"),
+                name,
+                digest,
+            ):
+                return run
+        return None
+
+    def consume_run(self, run_id: str, number: int | None) -> None:
+        """This run is taken up again: what lies before its iteration `number` (None: all of it) is accounted for."""
+        for key, call in list(self._left.items()):
+            owner, iteration = call.started.owner_id, call.started.owner_iteration
+            if not self._stands_in(owner, iteration, run_id, None):
+                continue
+            if number is None or not self._stands_in(owner, iteration, run_id, number):
+                self._left.pop(key, None)
+
+    def _passed(self, event: events.IterationReturned) -> None:
+        if event.run_id == self.run.id:
+            if event.iteration == self.resuming:
+                self.resuming, self._left = None, {}
+        elif self._left:
+            self.consume_iteration(event.run_id, event.iteration)
+
+    def consume_iteration(self, run_id: str, number: int | None) -> None:
+        """This iteration has come to its end: what it left unasked is history."""
+        for key, call in list(self._left.items()):
+            if self._stands_in(call.started.owner_id, call.started.owner_iteration, run_id, number):
+                self._left.pop(key, None)
+
+    # -- tool calls ------------------------------------------------------------------------------
+
+    def hook(self, call: ToolCall, proceed: Proceed) -> Steps:
+        """Answer the call from its record, or run it and have its outcome committed before it is handed on."""
+        call.arguments  # noqa: B018  # what doesn't bind raises its TypeError before anything is looked up
+        tool, plan = call.tool, call.plan
+        call.place = place = self._place(call)
+        key: str = place["key"]
+        if self.resuming is not None or self._left:
+            if plan.root.alarm and (latched := plan.latched()) is not None:
+                raise plan.refuse(call, latched)
+            record = self._recall(call)
+            if record is not None:
+                return (yield from self._replay(call, record))
+        self._tools[key] = tool
+        if tool.colour in (GENERATOR, ASYNC_GENERATOR):
+            call.yielded = []
+            call.fn = functools.partial(_Noting if tool.colour == GENERATOR else _AsyncNoting, call.fn, call.yielded)
+        inside = _INSIDE.set(key)
+        try:
+            result = yield from proceed(call)
+        except Exception:
+            yield self.commit(tool.colour)
+            raise
+        finally:
+            self._tools.pop(key, None)
+            try:
+                _INSIDE.reset(inside)
+            except ValueError:  # a generator that was closed elsewhere: there is nothing to restore there
+                pass
+        yield self.commit(tool.colour)
+        return result
+
+    def _place(self, call: ToolCall) -> dict[str, Any]:
+        owner = loop_of(call.run)
+        digest, durable = call.digest()
+        number = self._count(("call", owner.id, owner.iteration, digest))
+        unique = "" if durable else f":{new_id('live')}"
+        return {
+            "digest": digest,
+            "durable": durable,
+            "occurrence": number,
+            "owner_id": owner.id,
+            "owner_iteration": owner.iteration,
+            "parent_call": _INSIDE.get(),
+            "key": f"{owner.id}:{owner.iteration}:{digest[:32]}:{number}{unique}",
+        }
+
+    def _recall(self, call: ToolCall) -> Call | None:
+        """The record that answers this call; None where it is to run. Parks the run where nobody knows."""
+        tool = call.tool
+        record = self._left.pop(call.place["key"], None)
+        if record is not None:
+            if record.finished is not None and record.finished.outcome != "cancelled":
+                self._consume_inner(record.key)
+                return record
+            if tool.idempotent:
+                return None
+            why = "it was started, and nobody knows whether it came to its end"
+            return self._ask(call, record, why)
+        if tool.idempotent:
+            return None
+        like = [other for other in self._left.values() if other.started.tool == call.name]
+        if like and (self._asked_live or not self._metered or not all(other.started.durable for other in like)):
+            return self._ask(
+                call, None, f"before the interruption {call.name} was called with other arguments, and may be the same call"
+            )
+        return None
+
+    def _consume_inner(self, key: str) -> None:
+        """What a finished call had called itself isn't called again."""
+        for inner, call in list(self._left.items()):
+            if call.started.parent_call == key:
+                self._left.pop(inner, None)
+                self._consume_inner(inner)
+
+    def _ask(self, call: ToolCall, record: Call | None, why: str) -> Call | None:
+        """What a person said of an uncertain call; the run is parked where nobody has yet."""
+        key: str = call.place["key"]
+        question = f"question_{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+        answer = self.story.answers.get(question)
+        if answer is not None:
+            if answer.decision == "ran":
+                started = record.started if record is not None else None
+                return Call(key, started or _as_started(call), None, False, answer)
+            return None
+        if question not in self.story.questions:
+            call.run.emit(
+                events.QuestionAsked,
+                question_id=question,
+                kind="uncertain",
+                call_id=key,
+                tool=call.name,
+                arguments=call.arguments,
+            )
+        reason = (
+            f"{call.name} was not run again: {why}. The run waits until a person says what happened ({question}). "
+            f"(For people: journal.answer, or mark the tool @tool(idempotent=True) if running it twice does no harm.)"
+        )
+        self._latch(reason, "uncertain")
+        root = self.run
+        raise call.plan.refuse(
+            call, ToolCallRefused("uncertain", "journal", call.name, reason, None, None, root.name, root.id)
+        )
+
+    def _replay(self, call: ToolCall, record: Call) -> Steps:
+        """The outcome of the record: nothing runs, nothing is counted or charged again."""
+        tool = call.tool
+        finished = record.finished
+        outcome = finished.outcome if finished is not None else "returned"
+        call.run.emit(events.ToolReplayed, call_id=call.id, tool=call.name, key=record.key, outcome=outcome)
+        error: BaseException | None = None
+        result: Any = None
+        items: list[Any] = []
+        result_codec, item_codec = codecs_of(tool)
+        if finished is None:
+            assert record.answer is not None
+            result = result_codec.decode(shown(_told(record.answer).get("result")))
+        else:
+            items = self._read_items(finished, item_codec, tool)
+            if finished.error is not None:
+                error = rebuilt(finished.error.show(), tool.raises)
+            elif finished.result is not None:
+                result = _read(finished.result, result_codec, tool, "result")
+        if tool.colour in (GENERATOR, ASYNC_GENERATOR):
+            again = call.replace(arguments=call.arguments)
+            play = _play if tool.colour == GENERATOR else _play_async
+            again.fn = lambda *args, **kwargs: play(items, result, error)
+            return (yield Invoke(again))
+        if error is not None:
+            raise error
+        return result
+
+    def _read_items(self, finished: events.ToolFinished, codec: Codec, tool: Tool) -> list[Any]:
+        if finished.items is None:
+            return []
+        stored: Stored = finished.items
+        if stored.lost is not None:
+            raise _not_kept(tool, "items", stored.lost)
+        return [codec.decode(Stored(item).text()) for item in stored.plain]
+
+    # -- model calls -----------------------------------------------------------------------------
+
+    def model_place(self, run: Run, request: bytes) -> dict[str, Any]:
+        """Where a model call stands: what its ModelStarted event says of that."""
+        owner = loop_of(run)
+        digest = hashlib.sha256(request).hexdigest()
+        return {
+            "digest": digest,
+            "occurrence": self._count(("model", owner.id, owner.iteration, digest)),
+            "owner_id": owner.id,
+            "owner_iteration": owner.iteration,
+        }
+
+    def recorded_response(self, place: dict[str, Any]) -> dict[str, Any] | None:
+        """What the API answered to this request before; None where it is to be asked."""
+        if self.resuming is None:
+            return None
+        key = place["owner_id"], place["owner_iteration"], place["digest"], place["occurrence"]
+        model = self.story.models.get(key)
+        if model is not None and model.called is not None and model.called.response is not None:
+            response: dict[str, Any] = model.called.response.show()
+            return response
+        self._asked_live = True
+        return None
+
+
+_STATEFUL = (
+    events.RunStarted,
+    events.RunEnded,
+    events.IterationStarted,
+    events.IterationReturned,
+    events.IterationEnded,
+)
+_NEEDS_STATE = (events.IterationStarted, events.IterationReturned)
+
+
+@functools.cache
+def _payload_of(kind: type[events.Event]) -> tuple[str, ...]:
+    return tuple(name for name in kind.__dataclass_fields__ if name in PAYLOAD)
+
+
+def loop_of(run: Run) -> Run:
+    """The loop that a run belongs to: itself, or the nearest around a scope; where none is, the outermost run."""
+    while run.kind == "scope" and run.parent is not None:
+        run = run.parent
+    return run
+
+
+@functools.lru_cache(4096)
+def codecs_of(tool: Tool) -> tuple[Codec, Codec]:
+    """How what a tool returns is written, and what it yields."""
+    import typing
+
+    hint = hints_of(tool.fn).get("return", Any)
+    if tool.colour not in (GENERATOR, ASYNC_GENERATOR):
+        return codec_for(hint), codec_for(Any)
+    parts = typing.get_args(hint)
+    return codec_for(parts[2] if len(parts) == 3 else Any), codec_for(parts[0] if parts else Any)
+
+
+def _is_void(call: Call) -> bool:
+    """Whether its body was only left on the way out of a refusal: it is run again."""
+    finished = call.finished
+    return finished is not None and finished.error is not None and unwound(finished.error.show())
+
+
+def _read(stored: Stored, codec: Codec, tool: Tool, what: str) -> Any:
+    if stored.lost is not None:
+        raise _not_kept(tool, what, stored.lost)
+    return codec.decode(stored.text())
+
+
+def _not_kept(tool: Tool, what: str, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"{tool.name} has run, but its {what} could not be recorded ({why}), and it is not run twice: "
+        f"annotate what it returns, or mark it @tool(idempotent=True)"
+    )
+
+
+def _told(answer: events.QuestionAnswered) -> dict[str, Any]:
+    """What a person said that the call had returned: {"result": …}."""
+    given: Any = answer.arguments
+    data = given.show() if isinstance(given, Stored) else given
+    return data if isinstance(data, dict) else {}
+
+
+def _as_started(call: ToolCall) -> events.ToolStarted:
+    return events.ToolStarted(
+        run_id=call.run.id, at=0.0, call_id=call.id, tool=call.name, arguments={}, reserved={}, **call.place
+    )
+
+
+# -- generator tools -------------------------------------------------------------------------------
+
+
+class _Noting:
+    """A generator that notes what it yields."""
+
+    def __init__(self, fn: Callable[..., Any], items: list[Any], *args: Any, **kwargs: Any) -> None:
+        items.clear()
+        self._generator = fn(*args, **kwargs)
+        self._items = items
+
+    def _note(self, item: Any) -> Any:
+        if len(self._items) <= ITEMS:
+            self._items.append(item)
+        return item
+
+    def __iter__(self) -> _Noting:
+        return self
+
+    def __next__(self) -> Any:
+        return self._note(next(self._generator))
+
+    def send(self, value: Any) -> Any:
+        return self._note(self._generator.send(value))
+
+    def throw(self, exc: BaseException) -> Any:
+        return self._note(self._generator.throw(exc))
+
+    def close(self) -> None:
+        self._generator.close()
+
+
+class _AsyncNoting(_Noting):
+    """The same, async."""
+
+    async def __anext__(self) -> Any:
+        return self._note(await self._generator.__anext__())
+
+    async def asend(self, value: Any) -> Any:
+        return self._note(await self._generator.asend(value))
+
+    async def athrow(self, exc: BaseException) -> Any:
+        return self._note(await self._generator.athrow(exc))
+
+    async def aclose(self) -> None:
+        await self._generator.aclose()
+
+
+def _play(items: list[Any], result: Any, error: BaseException | None) -> Iterator[Any]:
+    yield from items
+    if error is not None:
+        raise error
+    return result  # noqa: B901  # what the generator returned
+
+
+async def _play_async(items: list[Any], result: Any, error: BaseException | None) -> AsyncIterator[Any]:
+    for item in items:
+        yield item
+    if error is not None:
+        raise error

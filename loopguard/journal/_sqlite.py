@@ -1,0 +1,231 @@
+"""The journal in a SQLite file: `sqlite:///runs.db`."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from loopguard.exceptions import JournalError, RunConflict, RunNotFound
+from loopguard.journal._holders import is_gone, said
+from loopguard.journal._protocol import LEASE, Lease, Row, RunInfo
+from loopguard.journal._states import Delta
+
+__all__ = ["SQLiteJournal"]
+
+BUSY = 10.0
+"""Seconds to wait for other processes that write."""
+
+MIGRATIONS = (
+    """
+    CREATE TABLE runs (
+        run_id TEXT PRIMARY KEY, name TEXT NOT NULL, status TEXT NOT NULL, salt BLOB NOT NULL,
+        holder TEXT, fence INTEGER NOT NULL, expires REAL NOT NULL, started_at REAL NOT NULL, updated_at REAL NOT NULL
+    ) WITHOUT ROWID;
+    CREATE INDEX runs_by_name ON runs (name, status);
+    CREATE TABLE events (
+        run_id TEXT NOT NULL, seq INTEGER NOT NULL, header BLOB NOT NULL, payload BLOB, salt BLOB,
+        payload_hash BLOB NOT NULL, digest BLOB NOT NULL, base INTEGER, head INTEGER, tail INTEGER, middle BLOB,
+        PRIMARY KEY (run_id, seq)
+    ) WITHOUT ROWID;
+    """,
+)
+"""What makes each version of the schema out of the one before; ``PRAGMA user_version`` counts them."""
+
+_INSERT = """
+    INSERT OR IGNORE INTO events (run_id, seq, header, payload, salt, payload_hash, digest, base, head, tail, middle)
+    SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ? WHERE EXISTS (SELECT 1 FROM runs WHERE run_id = ? AND fence = ?)
+"""
+
+
+class SQLiteJournal:
+    """See `Journal`. WAL; ``durability`` is about power loss only: see `loopguard.journal`."""
+
+    def __init__(self, path: str, durability: str = "normal", clock: Callable[[], float] = time.time) -> None:
+        self.path = path
+        self._clock = clock
+        with self._explained():
+            if path != ":memory:" and not os.path.exists(path):
+                os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # WAL and shared memory get the same mode
+            # one thread at a time, but not always the same one: the caller has the lock
+            self._db = sqlite3.connect(path, timeout=BUSY, isolation_level=None, check_same_thread=False)
+            try:
+                self._prepare(durability)
+            except BaseException:
+                self._db.close()
+                raise
+
+    def _prepare(self, durability: str) -> None:
+        db = self._db
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute(f"PRAGMA synchronous = {'FULL' if durability == 'full' else 'NORMAL'}")
+        version = self._version()
+        if version > len(MIGRATIONS):
+            raise JournalError(
+                f"{self.path} was written by a newer loopguard (schema {version}, this one knows {len(MIGRATIONS)}): "
+                f"upgrade loopguard, or name another store"
+            )
+        if version < len(MIGRATIONS):
+            with self._transaction():
+                for number in range(self._version(), len(MIGRATIONS)):  # another process may have been faster
+                    for statement in filter(str.strip, MIGRATIONS[number].split(";")):
+                        db.execute(statement)
+                    db.execute(f"PRAGMA user_version = {number + 1}")
+
+    def _version(self) -> int:
+        return int(self._db.execute("PRAGMA user_version").fetchone()[0])
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """SQLite's errors as JournalErrors that say what to do."""
+        try:
+            yield
+        except (sqlite3.Error, OSError) as exc:
+            raise JournalError(f"{self.path}: {_explain(exc)} ({exc})") from exc
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+
+    # -- leases ----------------------------------------------------------------------------------
+
+    def acquire(self, run_id: str, name: str, holder: str, *, create: bool) -> Lease:
+        """See `Journal`."""
+        with self._explained(), self._transaction():
+            db, now = self._db, self._clock()
+            found = db.execute("SELECT holder, fence, expires, salt FROM runs WHERE run_id = ?", (run_id,)).fetchone()
+            if found is None:
+                if not create:
+                    raise RunNotFound(f"{self.path} has no run {run_id!r}")
+                salt = os.urandom(16)
+                db.execute(
+                    "INSERT INTO runs VALUES (?, ?, 'running', ?, ?, 1, ?, ?, ?)",
+                    (run_id, name, salt, holder, now + LEASE, now, now),
+                )
+                return Lease(run_id, 1, salt, True, now + LEASE)
+            other, fence, expires, salt = found
+            if other is not None and expires > now and not is_gone(other):
+                raise RunConflict(
+                    f"the run {run_id!r} is being driven by {said(other)}; its lease ends in {expires - now:.0f} s "
+                    f"unless it is renewed"
+                )
+            db.execute(
+                "UPDATE runs SET holder = ?, fence = ?, expires = ?, status = 'running', updated_at = ? WHERE run_id = ?",
+                (holder, fence + 1, now + LEASE, now, run_id),
+            )
+            return Lease(run_id, fence + 1, salt, False, now + LEASE)
+
+    def renew(self, leases: Iterable[Lease]) -> None:
+        """See `Journal`."""
+        with self._explained(), self._transaction():
+            now = self._clock()
+            for lease in leases:
+                done = self._db.execute(
+                    "UPDATE runs SET expires = ?, updated_at = ? WHERE run_id = ? AND fence = ?",
+                    (now + LEASE, now, lease.run_id, lease.fence),
+                )
+                lease.lost = lease.lost or done.rowcount == 0
+
+    def release(self, lease: Lease, status: str) -> None:
+        """See `Journal`."""
+        with self._explained():
+            self._db.execute(
+                "UPDATE runs SET holder = NULL, expires = 0, status = ?, updated_at = ? WHERE run_id = ? AND fence = ?",
+                (status, self._clock(), lease.run_id, lease.fence),
+            )
+
+    # -- writing ---------------------------------------------------------------------------------
+
+    def append(self, batch: Sequence[tuple[Lease, Row]]) -> None:
+        """See `Journal`."""
+        with self._explained():
+            if len(batch) == 1:  # the commonest case: one statement is a transaction of its own
+                done = self._insert(*batch[0])
+                lost = [] if done else [batch[0]]
+            else:
+                with self._transaction():
+                    lost = [(lease, row) for lease, row in batch if not self._insert(lease, row)]
+            for lease, row in lost:
+                # either it is there already (we were interrupted after the commit), or somebody else drives the run
+                found = self._db.execute(
+                    "SELECT digest FROM events WHERE run_id = ? AND seq = ?", (lease.run_id, row.seq)
+                ).fetchone()
+                lease.lost = lease.lost or found is None or found[0] != row.digest
+
+    def _insert(self, lease: Lease, row: Row) -> bool:
+        state = row.state
+        delta = (None, None, None, None) if state is None else (state.base, state.head, state.tail, state.middle)
+        values = (lease.run_id, row.seq, row.header, row.payload, row.salt, row.payload_hash, row.digest, *delta)
+        return self._db.execute(_INSERT, (*values, lease.run_id, lease.fence)).rowcount == 1
+
+    def delete(self, run_id: str) -> None:
+        """See `Journal`."""
+        with self._explained(), self._transaction():
+            self._db.execute("DELETE FROM events WHERE run_id = ?", (run_id,))
+            self._db.execute("DELETE FROM runs WHERE run_id = ?", (run_id,))
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    def runs(self) -> list[RunInfo]:
+        """See `Journal`."""
+        with self._explained():
+            found = self._db.execute(
+                "SELECT run_id, name, status, started_at, updated_at, holder, expires FROM runs ORDER BY started_at DESC, run_id"
+            ).fetchall()
+        now = self._clock()
+        return [
+            RunInfo(*row[:5], row[5] if row[5] is not None and row[6] > now and not is_gone(row[5]) else None)
+            for row in found
+        ]
+
+    def salt(self, run_id: str) -> bytes:
+        """See `Journal`."""
+        with self._explained():
+            found = self._db.execute("SELECT salt FROM runs WHERE run_id = ?", (run_id,)).fetchone()
+        if found is None:
+            raise RunNotFound(f"{self.path} has no run {run_id!r}")
+        return bytes(found[0])
+
+    def rows(self, run_id: str) -> list[Row]:
+        """See `Journal`."""
+        with self._explained():
+            found = self._db.execute(
+                "SELECT seq, header, payload, salt, payload_hash, digest, base, head, tail, middle FROM events "
+                "WHERE run_id = ? ORDER BY seq",
+                (run_id,),
+            ).fetchall()
+        return [Row(*row[:6], None if row[9] is None else Delta(*row[6:])) for row in found]
+
+    def close(self) -> None:
+        """See `Journal`."""
+        self._db.close()
+
+
+def _explain(exc: Exception) -> str:
+    text = str(exc).lower()
+    if "disk is full" in text or getattr(exc, "errno", None) == 28:
+        return "the disk is full. Make room and go on: what wasn't written is kept in memory, and written first"
+    if "readonly" in text or "read-only" in text or isinstance(exc, PermissionError):
+        return "the file or its folder is read-only. Make both writable for this user, or name another store"
+    if "not a database" in text or "malformed" in text:
+        return "the file is damaged, or no SQLite file. Move it away, restore a backup, or save what is left with .recover"
+    if "locked" in text or "busy" in text:
+        return f"other processes have kept it locked for {BUSY:g} s. Look for one that hangs in a transaction"
+    if "unable to open" in text or isinstance(exc, FileNotFoundError):
+        return f"it can't be opened. Does the folder {Path(_folder(exc)).name or 'of the file'} exist?"
+    return "SQLite failed"
+
+
+def _folder(exc: Any) -> str:
+    return os.path.dirname(getattr(exc, "filename", None) or "")
