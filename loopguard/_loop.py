@@ -12,11 +12,12 @@ import wrapt
 
 from loopguard._drivers import drive_async, drive_sync, in_thread, running_task
 from loopguard._guard import Guard
+from loopguard._loop_journal import PENDING, runs_that_are
 from loopguard._loop_options import LoopOptions
 from loopguard._loop_run import LoopRun
 from loopguard._outcomes import LoopResult, Transition
 from loopguard.budgets import Budget
-from loopguard.exceptions import JournalError, LoopGuardWarning
+from loopguard.exceptions import ConfigurationError, JournalError, LoopGuardWarning, RunConflict
 from loopguard.redaction import check_id
 
 __all__ = ["AsyncLoop", "Loop", "loop"]
@@ -89,10 +90,30 @@ async def _call_async(
     return run.plain_value()
 
 
-async def _result_async(*made: Any) -> LoopResult[Any] | None:
-    run = LoopRun(*made)
+def _run_whole(run: LoopRun) -> Any:
+    """The LoopResult, or what is to be awaited for it."""
+    if run.options.is_async:
+        return _result_async(run)
+    _drive(run)
+    return run.outcome
+
+
+async def _result_async(run: LoopRun) -> LoopResult[Any] | None:
     await _drive_async(run)
     return run.outcome
+
+
+def _whose(me: Any, args: tuple[Any, ...]) -> tuple[LoopOptions, Any, Any, tuple[Any, ...]]:
+    """Options, function and object of a decorated loop, bound or not, and the arguments that are left."""
+    bound = isinstance(me, _BoundLoop)
+    options: LoopOptions = me._self_parent._self_options if bound else me._self_options  # type: ignore[attr-defined]  # a wrapt proxy
+    fn = me.__wrapped__
+    of_object = bound and me._self_binding == "function"  # type: ignore[attr-defined]  # as above
+    instance = me._self_instance if of_object else getattr(fn, "__self__", None)  # type: ignore[attr-defined]  # as above
+    if of_object and instance is None and args and isinstance(args[0], me._self_owner):  # type: ignore[attr-defined]  # Class.step.run(obj, …)
+        instance, args = args[0], args[1:]
+        fn = functools.partial(fn, instance)
+    return options, fn, instance, args
 
 
 class Loop(Protocol[P, R]):
@@ -107,6 +128,24 @@ class Loop(Protocol[P, R]):
     @overload
     def run(self, *args: Any, run_id: str | None, **kwargs: Any) -> LoopResult[R]:
         """Run the loop and return how it went."""
+        ...
+
+    def resume(
+        self, run_id: str, *other: Any, max: int | None = None, budget: Budget | None = None, **kwargs: Any
+    ) -> LoopResult[R]:
+        """Go on with a run that was interrupted or stopped, under larger limits where they are given."""
+        ...
+
+    def pending(self) -> list[str]:
+        """The ids of its runs that were interrupted."""
+        ...
+
+    def waiting(self) -> list[str]:
+        """The ids of its runs that wait for a person."""
+        ...
+
+    def resume_pending(self, *other: Any, **kwargs: Any) -> dict[str, LoopResult[R] | Exception]:
+        """Resume all that are pending: {run id: LoopResult, or the exception it raised}."""
         ...
 
     @overload
@@ -129,6 +168,24 @@ class AsyncLoop(Protocol[P, R]):
         """Run the loop and return how it went."""
         ...
 
+    def resume(
+        self, run_id: str, *other: Any, max: int | None = None, budget: Budget | None = None, **kwargs: Any
+    ) -> Coroutine[Any, Any, LoopResult[R]]:
+        """Go on with a run that was interrupted or stopped, under larger limits where they are given."""
+        ...
+
+    def pending(self) -> list[str]:
+        """The ids of its runs that were interrupted."""
+        ...
+
+    def waiting(self) -> list[str]:
+        """The ids of its runs that wait for a person."""
+        ...
+
+    def resume_pending(self, *other: Any, **kwargs: Any) -> Coroutine[Any, Any, dict[str, LoopResult[R] | Exception]]:
+        """Resume all that are pending: {run id: LoopResult, or the exception it raised}."""
+        ...
+
     @overload
     def __get__(self, instance: None, owner: type | None = None, /) -> Self: ...
     @overload
@@ -143,24 +200,71 @@ class _Runnable:
     def run(self, *args: Any, run_id: str | None = None, **kwargs: Any) -> Any:
         """Run the loop and return how it went, as a LoopResult; for async loops, await it.
 
-        ``run_id`` names the run; by default it gets a unique id.
+        ``run_id`` names the run; by default it gets a unique id. With a store, a run of this id that is over returns
+        its recorded result and runs nothing; one that was interrupted goes on where it was. Raises RunConflict for
+        another state than it was started with, and while another process drives it.
         """
         if run_id is not None:
             check_id(run_id, "run_id")
-        me: Any = self  # a wrapt proxy
-        bound = isinstance(self, _BoundLoop)
-        options: LoopOptions = me._self_parent._self_options if bound else me._self_options
-        fn = me.__wrapped__
-        of_object = bound and me._self_binding == "function"
-        instance = me._self_instance if of_object else getattr(fn, "__self__", None)
-        if of_object and instance is None and args and isinstance(args[0], me._self_owner):  # Class.step.run(obj, …)
-            instance, args = args[0], args[1:]
-            fn = functools.partial(fn, instance)
-        if options.is_async:
-            return _result_async(options, fn, instance, args, kwargs, run_id)
-        run = LoopRun(options, fn, instance, args, kwargs, run_id)
-        _drive(run)
-        return run.outcome
+        options, fn, instance, args = _whose(self, args)
+        return _run_whole(LoopRun(options, fn, instance, args, kwargs, run_id))
+
+    def resume(
+        self, run_id: str, *other: Any, max: int | None = None, budget: Budget | None = None, **kwargs: Any
+    ) -> Any:
+        """Go on with a run that was interrupted or stopped, and return how it went; for async loops, await it.
+
+        Its state comes from the journal; ``other`` are the arguments beside it. ``max`` and ``budget`` let a run go
+        on that had reached its ceiling, or spent its budget. A run that had come to its goal returns its recorded
+        result. Raises RunNotFound.
+        """
+        check_id(run_id, "run_id")
+        options, fn, instance, other = _whose(self, other)
+        if budget is not None and not isinstance(budget, Budget):
+            raise ConfigurationError(f"resume(budget={budget!r}): give a Budget(…)")
+        options = options.larger(max)
+        parameter = options.state_parameter(instance is not None)
+        if parameter is not None and parameter.name == options.state:
+            kwargs[parameter.name] = PENDING
+        elif parameter is not None:
+            other = (PENDING, *other)
+        return _run_whole(LoopRun(options, fn, instance, other, kwargs, run_id, True, budget))
+
+    def pending(self) -> list[str]:
+        """The ids of its runs that were interrupted, or failed, and that nobody drives now; the oldest first."""
+        return runs_that_are(_whose(self, ())[0], "pending")
+
+    def waiting(self) -> list[str]:
+        """The ids of its runs that wait for a person; the oldest first."""
+        return runs_that_are(_whose(self, ())[0], "waiting")
+
+    def resume_pending(self, *other: Any, **kwargs: Any) -> Any:
+        """Resume all that are pending, one after the other: {run id: LoopResult, or the exception it raised}.
+
+        For async loops, await it. Runs that another process takes up meanwhile are left out.
+        """
+        if _whose(self, ())[0].is_async:
+            return self._resume_pending_async(other, kwargs)
+        done: dict[str, Any] = {}
+        for run_id in self.pending():
+            try:
+                done[run_id] = self.resume(run_id, *other, **kwargs)
+            except RunConflict:
+                continue
+            except Exception as exc:  # one that fails again must not keep the others from going on
+                done[run_id] = exc
+        return done
+
+    async def _resume_pending_async(self, other: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        done: dict[str, Any] = {}
+        for run_id in self.pending():
+            try:
+                done[run_id] = await self.resume(run_id, *other, **kwargs)
+            except RunConflict:
+                continue
+            except Exception as exc:  # as above
+                done[run_id] = exc
+        return done
 
     def __reduce_ex__(self, protocol: Any) -> str:
         return self.__qualname__  # type: ignore[attr-defined, no-any-return]  # pickled by name, as functions are

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import logging
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 from loopguard import _events as events
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from loopguard.journal._fold import Pass, RunStory
     from loopguard.journal._recorder import Recorder
 
-__all__ = ["PENDING", "code_of", "open_loop", "store_of"]
+__all__ = ["PENDING", "code_of", "codec_of", "open_loop", "runs_that_are", "store_of", "verdict_of"]
 
 _log = logging.getLogger("loopguard")
 
@@ -122,24 +123,19 @@ def _begin(loop: LoopRun, recorder: Recorder, codec: Codec, resume: bool) -> boo
     run.place = {"digest": digest, "value": loop.initial, "code": code}
     loop.recorder = recorder
     if recorded is not None:
+        ended = recorded.ended
         if story.code != code:
             _log.warning("the code of %s has changed since the run %s was begun", run.name, run.id)
         run.emit(events.RunResumed, code=code)
-        story.add(events.RunResumed(run_id=run.id, at=_now(), code=code))
+        story.add(events.RunResumed(run_id=run.id, at=time.time(), code=code))
         run.raised = {**story.raised, **run.raised}
         _restore(loop, recorded, codec)
         run.started_at -= story.elapsed
         if run.deadline is not None:
             run.deadline -= story.elapsed
         under_way = recorded.under_way
-        recorder.resume(under_way.number if under_way is not None and under_way.returned is None else None)
+        recorder.resume(under_way.number if under_way is not None and under_way.returned is None else None, ended)
     return False
-
-
-def _now() -> float:
-    import time
-
-    return time.time()
 
 
 def _is_over(loop: LoopRun, recorded: RunStory, resume: bool) -> bool:
@@ -264,7 +260,14 @@ def _result(loop: LoopRun, recorded: RunStory, codec: Codec) -> LoopResult[Any]:
     )
 
 
-def check_run_id(run_id: Any) -> None:
-    """ConfigurationError for what is no run id."""
-    if not isinstance(run_id, str):
-        raise ConfigurationError(f"run_id={run_id!r}: give the id of a run, a text")
+def runs_that_are(options: LoopOptions, status: str) -> list[str]:
+    """The ids of this loop's runs that are pending or waiting, the oldest first."""
+    store = store_of(options)
+    if store is None:
+        raise ConfigurationError(f"{options.name} has no store: give store=, or LOOPGUARD_STORE")
+    from loopguard.journal._open import writer_of
+
+    wanted = ("waiting",) if status == "waiting" else ("running", "cancelled", "error")
+    runs = writer_of(store, settings.durability).use(lambda journal: journal.runs())
+    found = [run for run in runs if run.name == options.name and run.status in wanted and run.holder is None]
+    return [run.run_id for run in reversed(found)]

@@ -10,7 +10,7 @@ from loopguard import exceptions
 from loopguard._outcomes import only_refusals
 from loopguard.exceptions import ConfigurationError, JournalError, RecordedError, ToolCallRefused, ToolTimeout
 
-__all__ = ["error_data", "rebuilt", "unwound"]
+__all__ = ["error_data", "involved", "rebuilt", "unwound"]
 
 _ATOMS = (str, int, float, bool, type(None))
 
@@ -29,6 +29,21 @@ def error_data(exc: BaseException) -> dict[str, Any]:
     if isinstance(cause, ToolCallRefused):
         made["args"] = [arg if type(arg) in _ATOMS else str(arg) for arg in cause.args]
     return made
+
+
+def involved(exc: BaseException) -> list[list[str]]:
+    """(type, text) of a failure, of what it was raised from, and of the leaves of a group."""
+    found: list[list[str]] = []
+    todo: list[BaseException | None] = [exc]
+    while todo and len(found) < 100:
+        one = todo.pop()
+        if one is None or [type(one).__qualname__, _text(one)] in found:
+            continue
+        found.append([type(one).__qualname__, _text(one)])
+        todo += [one.__cause__, one.__context__]
+        if isinstance(one, BaseExceptionGroup):
+            todo += one.exceptions
+    return found
 
 
 def _text(exc: BaseException) -> str:

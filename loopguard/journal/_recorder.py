@@ -16,7 +16,7 @@ from loopguard._pipeline import Ask, Invoke, Proceed, Steps
 from loopguard._run import Run
 from loopguard.exceptions import CheckpointError, LeaseLost, ToolCallRefused
 from loopguard.journal._codec import Codec, codec_for, hints_of, shown
-from loopguard.journal._errors import error_data, rebuilt, unwound
+from loopguard.journal._errors import error_data, involved, rebuilt, unwound
 from loopguard.journal._fold import Call, RunStory, Story
 from loopguard.journal._protocol import Lease
 from loopguard.journal._rows import PAYLOAD, Stored, first_link, write_event
@@ -95,7 +95,8 @@ class Recorder:
         if name in ("result", "items") and isinstance(event, events.ToolFinished):
             return self._result(event, name, value, lost)
         if name == "error":
-            return shown(error_data(value))
+            data = error_data(value)
+            return shown({**data, "involved": involved(value)} if isinstance(event, events.RunEnded) else data)
         if name == "verdict":
             return self._verdict(event, lost)
         return shown(value)
@@ -190,8 +191,11 @@ class Recorder:
         """States of this run are written by this codec."""
         self._codecs[run.id] = codec
 
-    def resume(self, number: int | None) -> None:
-        """The outermost loop goes on with this iteration, run again as far as it had come."""
+    def resume(self, number: int | None, ended: events.RunEnded | None) -> None:
+        """The outermost loop goes on with this iteration, run again as far as it had come.
+
+        The failure that ended it, if one did, is not answered from the record: somebody wants it tried again.
+        """
         self.resuming = number
         if number is None:
             return
@@ -199,6 +203,10 @@ class Recorder:
         for call in self.story.calls.values():
             if self._stands_in(call.started.owner_id, call.started.owner_iteration, root, number) and not _is_void(call):
                 self._left[call.key] = call
+        for failure in _involved(ended):
+            failed = [call for call in self._left.values() if _failed_with(call, failure)]
+            if failed:
+                del self._left[failed[-1].key]
         self._metered = any(
             self._stands_in(model.started.owner_id, model.started.owner_iteration, root, number)
             for model in self.story.models.values()
@@ -470,6 +478,20 @@ def _is_void(call: Call) -> bool:
     """Whether its body was only left on the way out of a refusal: it is run again."""
     finished = call.finished
     return finished is not None and finished.error is not None and unwound(finished.error.show())
+
+
+def _involved(ended: events.RunEnded | None) -> list[list[str]]:
+    if ended is None or ended.error is None:
+        return []
+    found: list[list[str]] = ended.error.show().get("involved", [])
+    return found
+
+
+def _failed_with(call: Call, failure: list[str]) -> bool:
+    if call.finished is None or call.finished.error is None or call.finished.outcome != "raised":
+        return False
+    error = call.finished.error.show()
+    return [error["type"], error["text"]] == failure
 
 
 def _read(stored: Stored, codec: Codec, tool: Tool, what: str) -> Any:

@@ -99,7 +99,7 @@ def write_event(
     """The row of an event; payload holds the JSON texts of its payload fields."""
     from pydantic_core import to_json
 
-    fields: dict[str, Any] = {"kind": type(event).__name__}
+    fields: dict[str, Any] = {"event": type(event).__name__}
     for name in _header_fields(type(event)):
         value = getattr(event, name)
         if value is not None:
@@ -143,7 +143,7 @@ def read_event(row: Row, state: State | None) -> events.Event | None:
         payload: dict[str, Any] = from_json(row.payload) if row.payload is not None else {}
     except ValueError as exc:
         raise JournalError(f"event {row.seq} can't be read, the journal is damaged: {exc}") from None
-    kind = _KINDS.get(fields.pop("kind", ""))
+    kind = _KINDS.get(fields.pop("event", ""))
     if kind is None:
         return None
     lost: dict[str, str] = fields.pop("lost", {})
