@@ -242,7 +242,9 @@ def _result(loop: LoopRun, recorded: RunStory, codec: Codec) -> LoopResult[Any]:
     ended = recorded.ended
     assert ended is not None
     assert ended.stop_reason is not None
-    history = [_iteration(each, recorded, codec) for _, each in sorted(recorded.passes.items()) if each.returned is not None]
+    history = [
+        _iteration(each, recorded, codec) for _, each in sorted(recorded.passes.items()) if each.returned is not None
+    ]
     counted: dict[str, Any] = {unit: n // SCALE for unit, n in recorded.spent.items() if unit in Usage.__slots__}
     return LoopResult(
         value=None if ended.value is None else codec.decode(ended.value.text()),

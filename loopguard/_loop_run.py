@@ -175,7 +175,9 @@ class LoopRun:
     def open(self, store: Any) -> bool:
         """Open the journal; True if the result is there already."""
         if self.resume and store is None:
-            raise ConfigurationError(f"{self.run.name}: there is no store to resume from: give store=, or LOOPGUARD_STORE")
+            raise ConfigurationError(
+                f"{self.run.name}: there is no store to resume from: give store=, or LOOPGUARD_STORE"
+            )
         if store is None and self.run.recorder is None:
             return False
         return open_loop(self, store, resume=self.resume)

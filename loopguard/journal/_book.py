@@ -233,7 +233,9 @@ def _records(path: Path, damaged: list[int]) -> Iterator[dict[str, Any]]:
             yield {**record, "seq": int(record["seq"])}
         except (ValueError, KeyError, TypeError):
             if number < len(lines) and lines[number] != _TORN:
-                raise JournalError(f"{path}, line {number}, is damaged, and not by a crash while it was written") from None
+                raise JournalError(
+                    f"{path}, line {number}, is damaged, and not by a crash while it was written"
+                ) from None
             damaged.append(number)
 
 

@@ -123,7 +123,13 @@ def _presentable(value: Any, depth: int) -> Any:
 
 
 def _text(key: Any) -> str:
-    return key if isinstance(key, str) else repr(key) if type(key) in (int, float, bool, type(None)) else type(key).__name__
+    return (
+        key
+        if isinstance(key, str)
+        else repr(key)
+        if type(key) in (int, float, bool, type(None))
+        else type(key).__name__
+    )
 
 
 def _placeholder(value: Any) -> str:
@@ -137,7 +143,9 @@ def _first_line(exc: Exception) -> str:
 
 
 def _name(hint: Any) -> str:
-    return getattr(hint, "__name__", None) or repr(hint) if isinstance(hint, type) else repr(hint).replace("typing.", "")
+    return (
+        getattr(hint, "__name__", None) or repr(hint) if isinstance(hint, type) else repr(hint).replace("typing.", "")
+    )
 
 
 def _is_wire(kind: type) -> bool:
@@ -190,7 +198,9 @@ def _difference(a: Any, b: Any, path: str) -> str | None:
         for key in a:
             if kinds.get(key) is not type(key):
                 return f"the key {key!r} of {path} ({type(key).__name__}) would not come back as it is"
-        return next((d for key in a if (d := _difference(a[key], b[key], f"{path}[{key!r}]"))), None) or _more(a, b, path)
+        return next((d for key in a if (d := _difference(a[key], b[key], f"{path}[{key!r}]"))), None) or _more(
+            a, b, path
+        )
     if kind in (list, tuple):
         pairs = enumerate(zip(a, b, strict=False))
         return next((d for i, (x, y) in pairs if (d := _difference(x, y, f"{path}[{i}]"))), None) or _more(a, b, path)
@@ -236,7 +246,9 @@ def _modern(hint: Any) -> Any:
 
         fields = typing.get_type_hints(hint)
         optional = hint.__optional_keys__
-        made = {name: NotRequired[_modern(item)] if name in optional else _modern(item) for name, item in fields.items()}
+        made = {
+            name: NotRequired[_modern(item)] if name in optional else _modern(item) for name, item in fields.items()
+        }
         return TypedDict(hint.__name__, made)  # type: ignore[operator]  # the functional form, with names known only now
     arguments = typing.get_args(hint)
     if not arguments or typing.get_origin(hint) is typing.Literal:

@@ -78,7 +78,7 @@ class Story:
     def __init__(self) -> None:
         self.runs: dict[str, RunStory] = {}
         self.calls: dict[str, Call] = {}
-        self.models: dict[tuple[Any, ...], ModelCall] = {}
+        self.models: dict[str, ModelCall] = {}
         self.questions: dict[str, events.QuestionAsked] = {}
         self.answers: dict[str, events.QuestionAnswered] = {}
         self.raised: dict[str, int] = {}
@@ -87,7 +87,6 @@ class Story:
         """Seconds that earlier processes have spent on it, waits for people excluded."""
         self.code: str | None = None
         self._by_call: dict[tuple[str, str], Call] = {}
-        self._models_by_call: dict[str, ModelCall] = {}
         self._since: float | None = None
         self._last = 0.0
         self._asked: dict[str, float] = {}
@@ -201,15 +200,14 @@ class Story:
         self.charge(event.run_id, event.amounts)
 
     def _ModelStarted(self, event: events.ModelStarted) -> None:  # noqa: N802  # named after its event
-        key = (event.owner_id, event.owner_iteration, event.digest, event.occurrence)
-        self.models[key] = self._models_by_call[event.call_id] = ModelCall(event)
+        self.models[event.call_id] = ModelCall(event)
 
     def _ModelCalled(self, event: events.ModelCalled) -> None:  # noqa: N802  # named after its event
         self.charge(event.run_id, event.charged)
         if event.cost is None:
             for run in self.chain(event.run_id):
                 run.unknown_cost = True
-        model = self._models_by_call.get(event.call_id)
+        model = self.models.get(event.call_id)
         if model is not None:
             model.called, model.open = event, False
 

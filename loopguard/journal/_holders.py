@@ -51,7 +51,9 @@ def is_gone(holder: str) -> bool:
 @functools.cache
 def _host() -> str:
     """This machine since its start, and the name space of its process ids."""
-    return " ".join([socket.gethostname(), _read("/proc/sys/kernel/random/boot_id"), _link("/proc/self/ns/pid")]).strip()
+    return " ".join(
+        [socket.gethostname(), _read("/proc/sys/kernel/random/boot_id"), _link("/proc/self/ns/pid")]
+    ).strip()
 
 
 def _read(path: str) -> str:

@@ -58,6 +58,8 @@ class Recorder:
         """The iteration of the outermost loop that is run again, while it is."""
         self._left: dict[str, Call] = {}
         """Its recorded calls that nothing has asked for yet."""
+        self._answers: dict[tuple[Any, ...], deque[Stored]] = {}
+        """What the API answered in it, by request."""
         self._metered = False
         self._asked_live = False
 
@@ -201,16 +203,21 @@ class Recorder:
             return
         root = self.run.id
         for call in self.story.calls.values():
-            if self._stands_in(call.started.owner_id, call.started.owner_iteration, root, number) and not _is_void(call):
+            if self._stands_in(call.started.owner_id, call.started.owner_iteration, root, number) and not _is_void(
+                call
+            ):
                 self._left[call.key] = call
         for failure in _involved(ended):
             failed = [call for call in self._left.values() if _failed_with(call, failure)]
             if failed:
                 del self._left[failed[-1].key]
-        self._metered = any(
-            self._stands_in(model.started.owner_id, model.started.owner_iteration, root, number)
-            for model in self.story.models.values()
-        )
+        for model in self.story.models.values():
+            started = model.started
+            if self._stands_in(started.owner_id, started.owner_iteration, root, number):
+                self._metered = True
+                if model.called is not None and model.called.response is not None:
+                    place = started.owner_id, started.owner_iteration, started.digest
+                    self._answers.setdefault(place, deque()).append(model.called.response)
 
     def _stands_in(self, owner: str | None, iteration: int | None, run_id: str, number: int | None) -> bool:
         """Whether an iteration of a loop belongs to this iteration of that one (None: to any)."""
@@ -338,7 +345,9 @@ class Recorder:
         like = [other for other in self._left.values() if other.started.tool == call.name]
         if like and (self._asked_live or not self._metered or not all(other.started.durable for other in like)):
             return self._ask(
-                call, None, f"before the interruption {call.name} was called with other arguments, and may be the same call"
+                call,
+                None,
+                f"before the interruption {call.name} was called with other arguments, and may be the same call",
             )
         return None
 
@@ -431,10 +440,9 @@ class Recorder:
         """What the API answered to this request before; None where it is to be asked."""
         if self.resuming is None:
             return None
-        key = place["owner_id"], place["owner_iteration"], place["digest"], place["occurrence"]
-        model = self.story.models.get(key)
-        if model is not None and model.called is not None and model.called.response is not None:
-            response: dict[str, Any] = model.called.response.show()
+        answers = self._answers.get((place["owner_id"], place["owner_iteration"], place["digest"]))
+        if answers:
+            response: dict[str, Any] = answers.popleft().show()
             return response
         self._asked_live = True
         return None

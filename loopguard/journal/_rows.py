@@ -94,7 +94,12 @@ def first_broken(run_id: str, rows: Iterable[Row]) -> int | None:
 
 
 def write_event(
-    event: events.Event, seq: int, before: bytes, payload: Mapping[str, bytes], state: Delta | None, lost: Mapping[str, str]
+    event: events.Event,
+    seq: int,
+    before: bytes,
+    payload: Mapping[str, bytes],
+    state: Delta | None,
+    lost: Mapping[str, str],
 ) -> Row:
     """The row of an event; payload holds the JSON texts of its payload fields."""
     from pydantic_core import to_json

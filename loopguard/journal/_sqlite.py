@@ -219,7 +219,9 @@ def _explain(exc: Exception) -> str:
     if "readonly" in text or "read-only" in text or isinstance(exc, PermissionError):
         return "the file or its folder is read-only. Make both writable for this user, or name another store"
     if "not a database" in text or "malformed" in text:
-        return "the file is damaged, or no SQLite file. Move it away, restore a backup, or save what is left with .recover"
+        return (
+            "the file is damaged, or no SQLite file. Move it away, restore a backup, or save what is left with .recover"
+        )
     if "locked" in text or "busy" in text:
         return f"other processes have kept it locked for {BUSY:g} s. Look for one that hangs in a transaction"
     if "unable to open" in text or isinstance(exc, FileNotFoundError):

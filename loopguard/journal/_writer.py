@@ -110,7 +110,9 @@ class Writer:
 
     def _check_alive(self) -> None:
         if self.dead:
-            raise JournalError("this process was forked from one that writes this run's journal: it can't write it, too")
+            raise JournalError(
+                "this process was forked from one that writes this run's journal: it can't write it, too"
+            )
 
     def _opened(self) -> Journal:
         if self._journal is None:
@@ -199,7 +201,9 @@ def _settle(future: asyncio.Future[None], error: BaseException | None) -> None:
 
 
 def _lost(lease: Lease) -> LeaseLost:
-    return LeaseLost(f"another process has taken over the run {lease.run_id!r}: this one can't write its journal any more")
+    return LeaseLost(
+        f"another process has taken over the run {lease.run_id!r}: this one can't write its journal any more"
+    )
 
 
 _writers: dict[tuple[str, str], Writer] = {}
@@ -244,6 +248,4 @@ def _after_fork_in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
-    )
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

@@ -59,6 +59,8 @@ class ModelCall:
         self._worst = Usage()
         self._open = True
         self._id: str | None = None
+        self.response: dict[str, Any] | None = None
+        """What the API answered, where a journal wants to know."""
         self.span: Span = INVALID_SPAN
 
     @property
@@ -277,6 +279,7 @@ class ModelCall:
                 partial=partial,
                 error=error,
                 duration=max(0.0, time.perf_counter() - self.started),
+                response=self.response,
             )
         if self.span.is_recording():
             attributes = {names.RESPONSE_MODEL: model, **_span_usage(usage)}

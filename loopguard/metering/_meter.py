@@ -47,4 +47,4 @@ def meter(
     given: Any = settings.prices if prices is None else prices
     source: PriceSource = given if hasattr(given, "tariff") else PriceBook(given)
     others = [entry for entry in existing if not isinstance(entry, Meter)]  # a call is never counted twice
-    return client.with_options(middleware=[*others, Meter(source, estimate)])  # type: ignore[attr-defined,no-any-return]  # every SDK client has it
+    return client.with_options(middleware=[*others, Meter(source, estimate, client)])  # type: ignore[attr-defined,no-any-return]  # every SDK client has it

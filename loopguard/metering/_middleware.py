@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping
+from datetime import timedelta
 from typing import Any
 
 import httpx2
-from anthropic import APIConnectionError, Middleware
+from anthropic import APIConnectionError, APIResponse, AsyncAPIResponse, Middleware
 
+from loopguard import _events as events
+from loopguard._amounts import decimals
+from loopguard._call import ASYNC, SYNC
 from loopguard._drivers import drive_async, drive_sync
 from loopguard._pipeline import LOCK, Ask, Effect, Steps
 from loopguard._run import Run, current_run
@@ -38,33 +43,41 @@ _COUNTED = ("messages", "model", "system", "thinking", "tool_choice", "tools", "
 class Meter(Middleware):
     """See `meter`."""
 
-    def __init__(self, prices: PriceSource, estimate: Any) -> None:
+    def __init__(self, prices: PriceSource, estimate: Any, client: Any) -> None:
         self.prices = prices
         self.estimate = estimate
+        self.client = client
 
     def handle(self, request: Any, call_next: Callable[[Any], Any]) -> Any:
-        steps = self._steps(request, call_next)
+        steps = self._steps(request, call_next, SYNC)
         return call_next(request) if steps is None else drive_sync(steps)
 
     async def handle_async(self, request: Any, call_next: Callable[[Any], Any]) -> Any:
-        steps = self._steps(request, call_next)
+        steps = self._steps(request, call_next, ASYNC)
         return await (call_next(request) if steps is None else drive_async(steps))
 
-    def _steps(self, request: Any, send: Callable[[Any], Any]) -> Steps | None:
+    def _steps(self, request: Any, send: Callable[[Any], Any], colour: str) -> Steps | None:
         """How this request is metered; None if it isn't."""
         run = current_run()
         if run is None:
             return None
         path = request.url.partition("?")[0]
         if path.endswith("/v1/messages") and request.method.lower() == "post":
-            return self._message(request, send, run)
+            return self._message(request, send, run, colour)
         if path.endswith("/results") and "/v1/messages/batches/" in path:
             return self._batch(request, send, run)
         return None
 
-    def _message(self, request: Any, send: Callable[[Any], Any], run: Run) -> Steps:
+    def _message(self, request: Any, send: Callable[[Any], Any], run: Run, colour: str) -> Steps:
         body = request.json if isinstance(request.json, dict) else {}
         call = ModelCall(run, str(body.get("model", "")), self.prices)
+        recorder, place = run.recorder, {}
+        if recorder is not None:
+            place = recorder.model_place(run, json.dumps([request.url, body], sort_keys=True, default=repr).encode())
+            recorded = recorder.recorded_response(place)
+            if recorded is not None:
+                run.emit(events.ModelReplayed, call_id=call.id, model=call.name)
+                return self._again(request, recorded, colour)
         seen = survey(body)
         if self.estimate == "count_tokens":
             seen = seen._replace(input_tokens=(yield from _counted(request, send, body)) or seen.input_tokens)
@@ -80,6 +93,10 @@ class Meter(Middleware):
             yield from refusal.cure(call)
         token = attach(call.span)
         try:
+            if recorder is not None:
+                reserved = decimals(call.reserved)
+                run.emit(events.ModelStarted, call_id=call.id, model=call.name, reserved=reserved, **place)
+                yield recorder.commit(colour)
             response = yield Ask(send, request)
         except BaseException as exc:
             (call.lost if _sent(exc) else call.released)(exc)
@@ -90,8 +107,34 @@ class Meter(Middleware):
         if http is None or not http.is_success:  # answered by another middleware, or refused by the API
             call.released()
         else:
-            _watch(http, reader_for(http.headers.get("content-type", "")), call.received)
+            reader = reader_for(http.headers.get("content-type", ""))
+            if recorder is None:
+                _watch(http, reader, call.received)
+            else:
+                tape = _Tape(reader)
+                _watch(http, tape, functools.partial(_received, call, http, tape), recorder)
+        if recorder is not None:
+            yield recorder.commit(colour)
         return response
+
+    def _again(self, request: Any, recorded: Mapping[str, Any], colour: str) -> Any:
+        """The recorded answer, in the shape of one that has just arrived."""
+        http = httpx2.Response(
+            recorded["status"],
+            headers=recorded["headers"],
+            content=recorded["body"].encode(),
+            request=httpx2.Request("POST", "https://recorded.invalid/v1/messages"),
+        )
+        http.elapsed = timedelta(0)
+        return (AsyncAPIResponse if colour == ASYNC else APIResponse)(
+            raw=http,
+            cast_to=request.cast_to,
+            client=self.client,
+            stream=request.stream,
+            stream_cls=request.stream_cls,
+            options=request.options,
+            retries_taken=request.retries_taken,
+        )
 
     def _batch(self, request: Any, send: Callable[[Any], Any], run: Run) -> Steps:
         """Results of a batch are charged while they are read, each once in a tree of runs."""
@@ -149,7 +192,47 @@ def _sent(exc: BaseException) -> bool:
 # -- bodies ----------------------------------------------------------------------------------------
 
 
-def _watch(http: httpx2.Response, reader: Reader, settle: Callable[[Bill, BaseException | None], None]) -> None:
+class _Tape:
+    """A reader that keeps what it reads, for the journal."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._chunks: list[bytes] = []
+
+    @property
+    def done(self) -> bool:
+        """See `Reader`."""
+        return self._reader.done
+
+    def feed(self, chunk: bytes) -> None:
+        """See `Reader`."""
+        self._chunks.append(chunk)
+        self._reader.feed(chunk)
+
+    def bill(self) -> Bill:
+        """See `Reader`."""
+        return self._reader.bill()
+
+    def text(self) -> str:
+        """All of it."""
+        return b"".join(self._chunks).decode()
+
+
+def _received(call: ModelCall, http: httpx2.Response, tape: _Tape, bill: Bill, error: BaseException | None) -> None:
+    """Settle the call; what came whole is recorded, and can be given again."""
+    if error is None and not bill.partial and not bill.failed:
+        kept = ("content-type", "request-id")
+        headers = {name: http.headers[name] for name in kept if name in http.headers}
+        call.response = {"status": http.status_code, "headers": headers, "body": tape.text()}
+    call.received(bill, error)
+
+
+def _watch(
+    http: httpx2.Response,
+    reader: Reader,
+    settle: Callable[[Bill, BaseException | None], None],
+    recorder: Any = None,
+) -> None:
     """Have the body read along, now if it is here, else while the caller reads it."""
     try:
         content = http.content
@@ -160,7 +243,7 @@ def _watch(http: httpx2.Response, reader: Reader, settle: Callable[[Bill, BaseEx
             source = httpx2.Response(http.status_code, headers=http.headers, stream=source, request=http.request)
             del http.headers["content-encoding"]
         watched = _AsyncBody if isinstance(http.stream, httpx2.AsyncByteStream) else _SyncBody
-        http.stream = watched(source, reader, settle)
+        http.stream = watched(source, reader, settle, recorder)
     else:
         reader.feed(content)
         settle(reader.bill(), None)
@@ -169,7 +252,14 @@ def _watch(http: httpx2.Response, reader: Reader, settle: Callable[[Bill, BaseEx
 class _Body:
     """A body that is read along; however its reading ends, that is settled once."""
 
-    def __init__(self, source: Any, reader: Reader, settle: Callable[[Bill, BaseException | None], None]) -> None:
+    def __init__(
+        self,
+        source: Any,
+        reader: Reader,
+        settle: Callable[[Bill, BaseException | None], None],
+        recorder: Any,
+    ) -> None:
+        self._recorder = recorder
         self._source = source
         self._reader = reader
         self._settle = settle
@@ -202,6 +292,8 @@ class _SyncBody(_Body, httpx2.SyncByteStream):
         try:
             for chunk in self._source.iter_bytes() if isinstance(self._source, httpx2.Response) else self._source:
                 self._feed(chunk)
+                if self._recorder is not None and not self._open:
+                    self._recorder.settled()  # committed before its end is handed on
                 yield chunk
         except BaseException as exc:
             self._end(exc)
@@ -220,6 +312,8 @@ class _AsyncBody(_Body, httpx2.AsyncByteStream):
         try:
             async for chunk in chunks:
                 self._feed(chunk)
+                if self._recorder is not None and not self._open:
+                    await self._recorder.settled_async()  # committed before its end is handed on
                 yield chunk
         except BaseException as exc:
             self._end(exc)
