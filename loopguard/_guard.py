@@ -187,7 +187,14 @@ def _assemble(
     if timeouts:
         plan.timeout, plan.timeout_source = min(timeouts)
     recorder = inner.recorder
-    if recorder is not None or wraps or asks or retries or timeouts or any(getattr(x, "curable", False) for x in limits):
+    if (
+        recorder is not None
+        or wraps
+        or asks
+        or retries
+        or timeouts
+        or any(getattr(x, "curable", False) for x in limits)
+    ):
         hooks: list[Hook] = [*(wrap.hook for wrap in wraps)]
         if recorder is not None:  # what is recorded is answered before anything is asked, taken or charged
             hooks.append(recorder.hook)

@@ -106,11 +106,11 @@ async def _result_async(run: LoopRun) -> LoopResult[Any] | None:
 def _whose(me: Any, args: tuple[Any, ...]) -> tuple[LoopOptions, Any, Any, tuple[Any, ...]]:
     """Options, function and object of a decorated loop, bound or not, and the arguments that are left."""
     bound = isinstance(me, _BoundLoop)
-    options: LoopOptions = me._self_parent._self_options if bound else me._self_options  # type: ignore[attr-defined]  # a wrapt proxy
+    options: LoopOptions = me._self_parent._self_options if bound else me._self_options
     fn = me.__wrapped__
-    of_object = bound and me._self_binding == "function"  # type: ignore[attr-defined]  # as above
-    instance = me._self_instance if of_object else getattr(fn, "__self__", None)  # type: ignore[attr-defined]  # as above
-    if of_object and instance is None and args and isinstance(args[0], me._self_owner):  # type: ignore[attr-defined]  # Class.step.run(obj, …)
+    of_object = bound and me._self_binding == "function"
+    instance = me._self_instance if of_object else getattr(fn, "__self__", None)
+    if of_object and instance is None and args and isinstance(args[0], me._self_owner):  # Class.step.run(obj, …)
         instance, args = args[0], args[1:]
         fn = functools.partial(fn, instance)
     return options, fn, instance, args

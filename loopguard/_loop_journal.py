@@ -237,7 +237,7 @@ def verdict_of(given: events.VerdictGiven, codec: Codec) -> Verdict:
 
 
 def _result(loop: LoopRun, recorded: RunStory, codec: Codec) -> LoopResult[Any]:
-    from loopguard.journal._errors import rebuilt
+    from loopguard.journal._errors import data_of, rebuilt
 
     ended = recorded.ended
     assert ended is not None
@@ -256,7 +256,7 @@ def _result(loop: LoopRun, recorded: RunStory, codec: Codec) -> LoopResult[Any]:
         usage=Usage(**counted),
         cost=None if recorded.unknown_cost else decimal(recorded.spent.get("usd", 0)),
         warnings=tuple(ended.warnings),
-        error=None if ended.error is None else rebuilt(ended.error.show()),
+        error=None if ended.error is None else rebuilt(data_of(ended.error)),
         run_id=loop.run.id,
         name=loop.run.name,
     )

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from loopguard import _events as events
+from loopguard._events import Event, QuestionAnswered, QuestionAsked
 from loopguard.exceptions import AlreadyDecided, JournalError, RunConflict, RunNotFound
 from loopguard.journal._codec import shown
 from loopguard.journal._fold import Story, fold
@@ -26,7 +26,9 @@ __all__ = ["OpenJournal", "open", "read_export"]
 _LIVE = ("running", "waiting")
 
 
-def open(url: str | Journal, key: bytes | None = None) -> OpenJournal:
+def open(  # noqa: A001  # journal.open reads like gzip.open
+    url: str | Journal, key: bytes | None = None
+) -> OpenJournal:
     """The journal at a URL, such as ``sqlite:///runs.db``. ``key`` will sign answers; it isn't used yet.
 
     Raises ConfigurationError for what is no store, and JournalError for a file that can't be read.
@@ -45,7 +47,7 @@ class OpenJournal:
         """All runs, the latest first."""
         return self._writer.use(lambda journal: journal.runs())
 
-    def events(self, run_id: str) -> list[events.Event]:
+    def events(self, run_id: str) -> list[Event]:
         """Everything that happened in a run, in order, payloads as plain JSON data. Raises RunNotFound."""
         return [_plain(event) for event in read_events(self._rows(run_id))]
 
@@ -53,11 +55,11 @@ class OpenJournal:
         """What those events come to: counters, iterations, calls."""
         return fold(read_events(self._rows(run_id)))
 
-    def questions(self, status: str = "pending") -> list[events.QuestionAsked]:
+    def questions(self, status: str = "pending") -> list[QuestionAsked]:
         """The questions of runs that wait for a person: ``pending`` ones, ``answered`` ones, or ``all``."""
         if status not in ("pending", "answered", "all"):
             raise JournalError(f"questions(status={status!r}): ask for pending, answered or all")
-        found: list[events.QuestionAsked] = []
+        found: list[QuestionAsked] = []
         for run in reversed(self.runs()):
             if status == "pending" and run.status not in _LIVE:
                 continue
@@ -79,25 +81,27 @@ class OpenJournal:
         if question_id in story.answers:
             raise AlreadyDecided(f"{question_id} was answered already: {story.answers[question_id].decision}")
         arguments = {"result": result} if decision == "ran" else None
-        said = events.QuestionAnswered(
+        said = QuestionAnswered(
             run_id=question.run_id,
             at=time.time(),
             iteration=question.iteration,
             question_id=question_id,
+            kind=question.kind,
+            tool=question.tool,
             decision=decision,
             by=by,
             arguments=arguments,
         )
         self._append(run_id, said)
 
-    def _question(self, question_id: str) -> tuple[str, events.QuestionAsked, Story]:
+    def _question(self, question_id: str) -> tuple[str, QuestionAsked, Story]:
         for run in self.runs():
             story = self.story(run.run_id)
             if question_id in story.questions:
                 return run.run_id, story.questions[question_id], story
         raise JournalError(f"there is no question {question_id!r}")
 
-    def _append(self, run_id: str, event: events.QuestionAnswered) -> None:
+    def _append(self, run_id: str, event: QuestionAnswered) -> None:
         """Add an event to a run that nobody drives, under a lease of its own."""
 
         def work(journal: Journal) -> None:
@@ -175,11 +179,11 @@ class OpenJournal:
         return self._writer.use(work)
 
 
-def _is_answer(event: events.Event, question_id: str) -> bool:
-    return isinstance(event, events.QuestionAnswered) and event.question_id == question_id
+def _is_answer(event: Event, question_id: str) -> bool:
+    return isinstance(event, QuestionAnswered) and event.question_id == question_id
 
 
-def _plain(event: events.Event) -> events.Event:
+def _plain(event: Event) -> Event:
     """The event with its payloads as plain JSON data."""
     changes: dict[str, Any] = {}
     for name in PAYLOAD & set(event.__dataclass_fields__):
@@ -251,5 +255,5 @@ def _row(record: dict[str, Any]) -> Row:
         salt=None if record["salt"] is None else bytes.fromhex(record["salt"]),
         payload_hash=bytes.fromhex(record["payload_hash"]),
         digest=bytes.fromhex(record["digest"]),
-        state=None if state is None else Delta(*state[:3], base64.b64decode(state[3])),
+        state=None if state is None else Delta(state[0], state[1], state[2], base64.b64decode(state[3])),
     )

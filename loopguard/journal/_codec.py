@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import json
 import math
 import sys
@@ -35,6 +36,10 @@ class Codec:
     def _adapter(self) -> Any:
         from pydantic import ConfigDict, TypeAdapter
 
+        if isinstance(self.hint, Unresolved):
+            raise CheckpointError(
+                f"the annotation {str(self.hint)!r} can't be resolved: define what it names in the module"
+            )
         # in a list, so that the configuration reaches dataclasses and typed dicts, too
         config = ConfigDict(
             ser_json_bytes="base64",
@@ -43,7 +48,7 @@ class Codec:
             arbitrary_types_allowed=True,
         )
         hint = _modern(self.hint) if sys.version_info < (3, 12) else self.hint
-        return TypeAdapter(list[hint], config=config)
+        return TypeAdapter(list[hint], config=config)  # type: ignore[valid-type]  # known only at run time
 
     def encode(self, value: Any) -> bytes:
         """The JSON text; CheckpointError where it would not come back as it is."""
@@ -66,8 +71,9 @@ class Codec:
 
     def decode(self, text: bytes) -> Any:
         """The value; CheckpointError where the text no longer fits the annotation."""
+        adapter = self._adapter
         try:
-            return self._adapter.validate_json(b"[" + text + b"]")[0]
+            return adapter.validate_json(b"[" + text + b"]")[0]
         except Exception as exc:  # validators are the user's, too
             raise CheckpointError(f"what was recorded can't be read as {_name(self.hint)}: {_first_line(exc)}") from exc
 
@@ -86,16 +92,48 @@ def codec_for(hint: Any) -> Codec:
 
 
 def hints_of(fn: Any) -> dict[str, Any]:
-    """The annotations of a function, None as type(None); what can't be resolved stays away."""
+    """The annotations of a function, None as type(None); what can't be resolved as Unresolved."""
     while isinstance(fn, functools.partial):
         fn = fn.func
-    if not hasattr(fn, "__annotations__"):
-        fn = getattr(type(fn), "__call__", fn)
+    if not inspect.isroutine(fn) and not inspect.isclass(fn):
+        fn = type(fn).__call__
+    space = {**getattr(fn, "__globals__", {}), **_closure(fn)}
+    return {name: _resolved(hint, space) for name, hint in getattr(fn, "__annotations__", {}).items()}
+
+
+def _closure(fn: Any) -> dict[str, Any]:
+    cells = zip(
+        getattr(getattr(fn, "__code__", None), "co_freevars", ()), getattr(fn, "__closure__", None) or (), strict=False
+    )
+    return {name: cell.cell_contents for name, cell in cells if _is_filled(cell)}
+
+
+def _is_filled(cell: Any) -> bool:
     try:
-        hints = typing.get_type_hints(fn, include_extras=True)
+        cell.cell_contents  # noqa: B018  # an empty one raises
+    except ValueError:
+        return False
+    return True
+
+
+def _resolved(hint: Any, space: dict[str, Any]) -> Any:
+    holder = types.SimpleNamespace(__annotations__={"it": hint})
+    try:
+        found = typing.get_type_hints(holder, space, include_extras=True)["it"]
     except Exception:  # annotations are the user's, and may name what can't be found from here
-        hints = {name: hint for name, hint in getattr(fn, "__annotations__", {}).items() if not isinstance(hint, str)}
-    return {name: Any if isinstance(hint, typing.TypeVar) else hint for name, hint in hints.items()}
+        return Unresolved(str(hint))
+    return Any if isinstance(found, typing.TypeVar) else found
+
+
+class Unresolved(str):
+    """An annotation that names what can't be found."""
+
+    __slots__ = ()
+
+    def __or__(self, other: Any) -> Unresolved:
+        return self
+
+    __ror__ = __or__
 
 
 def shown(value: Any) -> bytes:
@@ -242,13 +280,13 @@ def _field(a: Any, b: Any, name: str, path: str) -> str | None:
 def _modern(hint: Any) -> Any:
     """The annotation with each `typing.TypedDict`, which pydantic doesn't take before 3.12, as the backport's."""
     if typing.is_typeddict(hint) and type(hint).__module__ == "typing":
-        from typing_extensions import NotRequired, TypedDict
+        from typing_extensions import TypedDict
 
-        fields = typing.get_type_hints(hint)
-        optional = hint.__optional_keys__
-        made = {
-            name: NotRequired[_modern(item)] if name in optional else _modern(item) for name, item in fields.items()
-        }
+        made = {}
+        for name, item in typing.get_type_hints(hint, include_extras=True).items():
+            marked = typing.get_origin(item) in (typing.NotRequired, typing.Required)
+            optional = name in hint.__optional_keys__ and not marked
+            made[name] = typing.NotRequired[_modern(item)] if optional else _modern(item)
         return TypedDict(hint.__name__, made)  # type: ignore[operator]  # the functional form, with names known only now
     arguments = typing.get_args(hint)
     if not arguments or typing.get_origin(hint) is typing.Literal:

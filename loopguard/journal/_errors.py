@@ -10,7 +10,7 @@ from loopguard import exceptions
 from loopguard._outcomes import only_refusals
 from loopguard.exceptions import ConfigurationError, JournalError, RecordedError, ToolCallRefused, ToolTimeout
 
-__all__ = ["error_data", "involved", "rebuilt", "unwound"]
+__all__ = ["data_of", "error_data", "involved", "rebuilt", "unwound"]
 
 _ATOMS = (str, int, float, bool, type(None))
 
@@ -53,6 +53,12 @@ def _text(exc: BaseException) -> str:
         return f"<{type(exc).__name__} without a text>"
 
 
+def data_of(error: Any) -> dict[str, Any]:
+    """What `error_data` gave: an event that was read from a journal holds that in the place of the exception."""
+    data: dict[str, Any] = error.show()
+    return data
+
+
 def unwound(error: Mapping[str, Any]) -> bool:
     """Whether the body was only left because a guardrail said no, or the journal failed: it didn't fail itself."""
     return bool(error.get("unwound"))
@@ -71,11 +77,11 @@ def _class(error: Mapping[str, Any], raises: tuple[type[BaseException], ...]) ->
     for kind in raises:
         if (kind.__qualname__, kind.__module__) == (name, module):
             return kind
-    source: Any = {"builtins": builtins, "loopguard.exceptions": exceptions}.get(str(module))
-    kind = getattr(source, str(name), None)
-    known = isinstance(kind, type) and issubclass(kind, Exception)
-    ours = known and module == "loopguard.exceptions"
-    return kind if known and (not ours or issubclass(kind, ToolCallRefused | ToolTimeout)) else None
+    source = {"builtins": builtins, "loopguard.exceptions": exceptions}.get(str(module))
+    found: Any = getattr(source, str(name), None)
+    if not isinstance(found, type) or not issubclass(found, Exception):
+        return None
+    return found if source is builtins or issubclass(found, ToolCallRefused | ToolTimeout) else None
 
 
 def _made(error: Mapping[str, Any], kind: type[BaseException] | None) -> BaseException | None:

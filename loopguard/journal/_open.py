@@ -39,7 +39,7 @@ def check_store(store: Any, what: str) -> Any:
 def writer_of(store: Any, durability: str = "normal") -> Writer:
     """This process's writer of a store."""
     if not isinstance(store, str):
-        return writer_for(("object", str(id(store))), lambda: store)  # type: ignore[no-any-return]  # checked above
+        return writer_for(("object", str(id(store))), lambda: store)
     path = store.removeprefix("sqlite:///")
     path = ":memory:" if store == "sqlite://" or path == ":memory:" else os.path.abspath(path)
 

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import threading
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator
 from contextvars import ContextVar
 from typing import Any
 
@@ -16,10 +16,10 @@ from loopguard._pipeline import Ask, Invoke, Proceed, Steps
 from loopguard._run import Run
 from loopguard.exceptions import CheckpointError, LeaseLost, ToolCallRefused
 from loopguard.journal._codec import Codec, codec_for, hints_of, shown
-from loopguard.journal._errors import error_data, involved, rebuilt, unwound
+from loopguard.journal._errors import data_of, error_data, involved, rebuilt, unwound
 from loopguard.journal._fold import Call, RunStory, Story
 from loopguard.journal._protocol import Lease
-from loopguard.journal._rows import PAYLOAD, Stored, first_link, write_event
+from loopguard.journal._rows import PAYLOADS, Stored, first_link, write_event
 from loopguard.journal._states import States
 from loopguard.journal._writer import Writer
 
@@ -70,7 +70,7 @@ class Recorder:
         payload: dict[str, bytes] = {}
         lost: dict[str, str] = {}
         state: tuple[str, bytes] | None = None
-        for name in _payload_of(type(event)):
+        for name in PAYLOADS[type(event).__name__]:
             value = getattr(event, name)
             if name == "value" and isinstance(event, _STATEFUL):
                 if value is None and not isinstance(event, _NEEDS_STATE):
@@ -403,7 +403,7 @@ class Recorder:
         else:
             items = self._read_items(finished, item_codec, tool)
             if finished.error is not None:
-                error = rebuilt(finished.error.show(), tool.raises)
+                error = rebuilt(data_of(finished.error), tool.raises)
             elif finished.result is not None:
                 result = _read(finished.result, result_codec, tool, "result")
         if tool.colour in (GENERATOR, ASYNC_GENERATOR):
@@ -458,11 +458,6 @@ _STATEFUL = (
 _NEEDS_STATE = (events.IterationStarted, events.IterationReturned)
 
 
-@functools.cache
-def _payload_of(kind: type[events.Event]) -> tuple[str, ...]:
-    return tuple(name for name in kind.__dataclass_fields__ if name in PAYLOAD)
-
-
 def loop_of(run: Run) -> Run:
     """The loop that a run belongs to: itself, or the nearest around a scope; where none is, the outermost run."""
     while run.kind == "scope" and run.parent is not None:
@@ -485,20 +480,20 @@ def codecs_of(tool: Tool) -> tuple[Codec, Codec]:
 def _is_void(call: Call) -> bool:
     """Whether its body was only left on the way out of a refusal: it is run again."""
     finished = call.finished
-    return finished is not None and finished.error is not None and unwound(finished.error.show())
+    return finished is not None and finished.error is not None and unwound(data_of(finished.error))
 
 
 def _involved(ended: events.RunEnded | None) -> list[list[str]]:
     if ended is None or ended.error is None:
         return []
-    found: list[list[str]] = ended.error.show().get("involved", [])
+    found: list[list[str]] = data_of(ended.error).get("involved", [])
     return found
 
 
 def _failed_with(call: Call, failure: list[str]) -> bool:
     if call.finished is None or call.finished.error is None or call.finished.outcome != "raised":
         return False
-    error = call.finished.error.show()
+    error = data_of(call.finished.error)
     return [error["type"], error["text"]] == failure
 
 
@@ -576,11 +571,11 @@ class _AsyncNoting(_Noting):
         await self._generator.aclose()
 
 
-def _play(items: list[Any], result: Any, error: BaseException | None) -> Iterator[Any]:
+def _play(items: list[Any], result: Any, error: BaseException | None) -> Generator[Any, Any, Any]:
     yield from items
     if error is not None:
         raise error
-    return result  # noqa: B901  # what the generator returned
+    return result
 
 
 async def _play_async(items: list[Any], result: Any, error: BaseException | None) -> AsyncIterator[Any]:

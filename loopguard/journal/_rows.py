@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -39,6 +38,19 @@ PAYLOAD = frozenset(
 _KINDS: dict[str, type[events.Event]] = {
     kind.__name__: kind for kind in vars(events).values() if isinstance(kind, type) and issubclass(kind, events.Event)
 }
+_FIELDS = {name: tuple(field.name for field in dataclasses.fields(kind)) for name, kind in _KINDS.items()}
+_HEADERS = {name: tuple(field for field in fields if field not in PAYLOAD) for name, fields in _FIELDS.items()}
+PAYLOADS = {name: tuple(field for field in fields if field in PAYLOAD) for name, fields in _FIELDS.items()}
+"""The payload fields of each kind of event."""
+_MISSING: dict[str, dict[str, Any]] = {
+    name: {
+        f.name: {} if f.name == "arguments" else None
+        for f in dataclasses.fields(kind)
+        if f.default is dataclasses.MISSING
+    }
+    for name, kind in _KINDS.items()
+}
+"""What stands for a field without a default that isn't there: None isn't written down, and payloads may be erased."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -81,9 +93,8 @@ def _payload_hash(salt: bytes, payload: bytes, state: Delta | None) -> bytes:
 
 def first_broken(run_id: str, rows: Iterable[Row]) -> int | None:
     """The number of the first event that is not what was written, or None."""
-    before, seq = first_link(run_id), 0
-    for row in rows:
-        seq += 1
+    before = first_link(run_id)
+    for seq, row in enumerate(rows, 1):
         erased = row.payload is None or row.salt is None
         if row.seq != seq or row.digest != next_link(before, row.header, row.payload_hash):
             return seq
@@ -105,7 +116,7 @@ def write_event(
     from pydantic_core import to_json
 
     fields: dict[str, Any] = {"event": type(event).__name__}
-    for name in _header_fields(type(event)):
+    for name in _HEADERS[type(event).__name__]:
         value = getattr(event, name)
         if value is not None:
             fields[name] = value
@@ -116,11 +127,6 @@ def write_event(
     salt = os.urandom(16)
     hashed = _payload_hash(salt, body, state)
     return Row(seq, header, body, salt, hashed, next_link(before, header, hashed), state)
-
-
-@functools.cache
-def _header_fields(kind: type[events.Event]) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(kind) if field.name not in PAYLOAD)
 
 
 def read_events(rows: Iterable[Row]) -> Iterator[events.Event]:
@@ -152,7 +158,7 @@ def read_event(row: Row, state: State | None) -> events.Event | None:
     if kind is None:
         return None
     lost: dict[str, str] = fields.pop("lost", {})
-    known = _header_fields(kind)
+    known = _HEADERS[kind.__name__]
     made = {name: _READ.get(name, _same)(value) for name, value in fields.items() if name in known}
     for name, value in payload.items():
         made[name] = value if name in _TEXTS else Stored(value, None, lost.get(name))
@@ -161,13 +167,8 @@ def read_event(row: Row, state: State | None) -> events.Event | None:
         made["verdict"] = Verdict(said["passed"], said["reason"], Stored(said["value"], None, lost.get("verdict")))
     if state is not None:
         made["value"] = Stored(None, state, lost.get("value"))
-    missing = {"arguments": {}} if "arguments" in _all_fields(kind) else {}
-    return kind(**{**missing, **{name: made[name] for name in made if name in _all_fields(kind)}})
-
-
-@functools.cache
-def _all_fields(kind: type[events.Event]) -> frozenset[str]:
-    return frozenset(field.name for field in dataclasses.fields(kind))
+    fields_of = _FIELDS[kind.__name__]
+    return kind(**{**_MISSING[kind.__name__], **{name: made[name] for name in made if name in fields_of}})
 
 
 def _same(value: Any) -> Any:

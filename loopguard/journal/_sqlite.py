@@ -121,7 +121,8 @@ class SQLiteJournal:
                     f"unless it is renewed"
                 )
             db.execute(
-                "UPDATE runs SET holder = ?, fence = ?, expires = ?, status = 'running', updated_at = ? WHERE run_id = ?",
+                "UPDATE runs SET holder = ?, fence = ?, expires = ?, status = 'running', updated_at = ? "
+                "WHERE run_id = ?",
                 (holder, fence + 1, now + LEASE, now, run_id),
             )
             return Lease(run_id, fence + 1, salt, False, now + LEASE)
@@ -181,12 +182,20 @@ class SQLiteJournal:
         """See `Journal`."""
         with self._explained():
             found = self._db.execute(
-                "SELECT run_id, name, status, started_at, updated_at, holder, expires FROM runs ORDER BY started_at DESC, run_id"
+                "SELECT run_id, name, status, started_at, updated_at, holder, expires FROM runs "
+                "ORDER BY started_at DESC, run_id"
             ).fetchall()
         now = self._clock()
         return [
-            RunInfo(*row[:5], row[5] if row[5] is not None and row[6] > now and not is_gone(row[5]) else None)
-            for row in found
+            RunInfo(
+                run_id,
+                name,
+                status,
+                started,
+                updated,
+                holder if holder and expires > now and not is_gone(holder) else None,
+            )
+            for run_id, name, status, started, updated, holder, expires in found
         ]
 
     def salt(self, run_id: str) -> bytes:
@@ -205,11 +214,27 @@ class SQLiteJournal:
                 "WHERE run_id = ? ORDER BY seq",
                 (run_id,),
             ).fetchall()
-        return [Row(*row[:6], None if row[9] is None else Delta(*row[6:])) for row in found]
+        return [_row(*columns) for columns in found]
 
     def close(self) -> None:
         """See `Journal`."""
         self._db.close()
+
+
+def _row(
+    seq: int,
+    header: bytes,
+    payload: bytes | None,
+    salt: bytes | None,
+    payload_hash: bytes,
+    digest: bytes,
+    base: int | None,
+    head: int,
+    tail: int,
+    middle: bytes | None,
+) -> Row:
+    state = None if middle is None else Delta(base, head, tail, middle)
+    return Row(seq, header, payload, salt, payload_hash, digest, state)
 
 
 def _explain(exc: Exception) -> str:

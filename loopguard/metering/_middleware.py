@@ -192,22 +192,20 @@ def _sent(exc: BaseException) -> bool:
 # -- bodies ----------------------------------------------------------------------------------------
 
 
-class _Tape:
+class _Tape(Reader):
     """A reader that keeps what it reads, for the journal."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._chunks: list[bytes] = []
 
-    @property
-    def done(self) -> bool:
-        """See `Reader`."""
-        return self._reader.done
+        self.done = reader.done
 
     def feed(self, chunk: bytes) -> None:
         """See `Reader`."""
         self._chunks.append(chunk)
         self._reader.feed(chunk)
+        self.done = self._reader.done
 
     def bill(self) -> Bill:
         """See `Reader`."""
