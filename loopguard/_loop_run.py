@@ -482,8 +482,7 @@ class LoopRun:
 
     def check_parked(self) -> None:
         """Raise what parks this run, though the body has swallowed it: its value isn't the iteration's."""
-        latch = self.run.root.latch or self.run.recorder.run.latch
-        if latch is not None and latch.code in ("uncertain", "waiting"):
+        if self.run.recorder.parked:
             self.check_stopped()
 
     def check_stopped(self) -> None:
@@ -563,7 +562,10 @@ class LoopRun:
         if isinstance(cause, LoopHalted):
             overdue = any(run.overdue() or _timed_out(run) for run in self.run.chain)
             reason = StopReason.TIMEOUT if overdue else StopReason.HALTED
+            parked = self.run.recorder is not None and self.run.recorder.parked
             cause = cause.refusal
+            if parked:  # the body swallowed what parks the run, again and again
+                reason = StopReason.WAITING
         else:
             reason = StopReason.of_refusal(cause)
         self.move("stop")

@@ -183,6 +183,12 @@ class Recorder:
         self.run.root.alarm = True
         return refusal
 
+    @property
+    def parked(self) -> bool:
+        """Whether the run waits for a person."""
+        latch = self.run.latch
+        return latch is not None and latch.code in ("uncertain", "waiting")
+
     def close(self, status: str) -> None:
         """The run is over: write the last events, and let others take it over."""
         self.writer.release(self.lease, status)
