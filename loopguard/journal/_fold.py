@@ -61,6 +61,8 @@ class Call:
     finished: events.ToolFinished | None = None
     open: bool = True
     answer: events.QuestionAnswered | None = None
+    times: int = 1
+    """How often its body was begun; each time may end in a question of its own."""
 
 
 @dataclass(slots=True)
@@ -183,7 +185,8 @@ class Story:
         if event.attempt == 1:
             self.step(event.run_id)
         key = event.key or f"{event.run_id}:{event.call_id}"
-        self.calls[key] = self._by_call[event.run_id, event.call_id] = Call(key, event)
+        times = self.calls[key].times + (event.attempt == 1) if key in self.calls else 1
+        self.calls[key] = self._by_call[event.run_id, event.call_id] = Call(key, event, times=times)
 
     def _ToolFinished(self, event: events.ToolFinished) -> None:  # noqa: N802  # named after its event
         self.charge(event.run_id, event.charged)

@@ -367,7 +367,8 @@ class Recorder:
     def _ask(self, call: ToolCall, record: Call | None, why: str) -> Call | None:
         """What a person said of an uncertain call; the run is parked where nobody has yet."""
         key: str = call.place["key"]
-        question = f"question_{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+        times = record.times if record is not None else 0
+        question = f"question_{hashlib.sha256(f'{key} {times}'.encode()).hexdigest()[:16]}"
         answer = self.story.answers.get(question)
         if answer is not None:
             if answer.decision == "ran":
