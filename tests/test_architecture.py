@@ -20,7 +20,7 @@ RANKS = {
     9: [""],
     8: ["cli", "testing", "typing"],
     7: ["_flow", "_loop", "_loop_run", "_loop_options"],
-    6: ["evaluators", "judges conditions context", "_guard"],
+    6: ["evaluators", "judges conditions context", "_guard", "_dispatch _scope", "_tool", "_order"],
     5: ["questions", "guardrails"],
     4: ["metering", "budgets"],
     3: ["journal", "telemetry"],
