@@ -12,11 +12,11 @@ from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar, overload
 
 from loopguard._call import ASYNC, ASYNC_GENERATOR, GENERATOR, SYNC, ToolCall
 from loopguard._dispatch import Named, Target, Turn, check_chars, count_invalid, error_result, wind_down
-from loopguard._drivers import in_thread
 from loopguard._events import Event
 from loopguard._run import Run, publish
 from loopguard._schemas import InvalidArguments, ToolUse, UnknownTool, tool_result, tool_uses, unknown_tool
 from loopguard._scope import Scope
+from loopguard._threads import in_thread
 from loopguard._tool import DEFAULTS, BoundTool, DecoratedTool, GuardedTool, instance_of, make_tool, needs_self, tool_of
 from loopguard.exceptions import ConfigurationError
 from loopguard.guardrails import ApproveTool, Retry, Timeout, WrapTool

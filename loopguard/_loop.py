@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import warnings
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, Self, TypeVar, overload
 
-import wrapt
-
-from loopguard._drivers import drive_async, drive_sync, running_task
+from loopguard._drivers import drive_async, drive_sync
 from loopguard._guard import Guard
 from loopguard._loop_options import LoopOptions
 from loopguard._loop_run import LoopRun
 from loopguard._outcomes import LoopResult, Transition
+from loopguard._threads import running_task
+from loopguard._wrapped import BoundWrapper, Wrapper
 from loopguard.budgets import Budget
 from loopguard.exceptions import LoopGuardWarning
 from loopguard.redaction import check_id
@@ -129,28 +128,12 @@ class _Runnable:
         _drive(run)
         return run.outcome
 
-    def __reduce_ex__(self, protocol: Any) -> str:
-        return self.__qualname__  # type: ignore[attr-defined, no-any-return]  # pickled by name, as functions are
 
-    def __copy__(self) -> Any:
-        return self
-
-    def __deepcopy__(self, memo: Any) -> Any:
-        return self
-
-
-class _BoundLoop(_Runnable, wrapt.BoundFunctionWrapper):  # type: ignore[type-arg]  # wrapt's classes are generic in stubs only
+class _BoundLoop(_Runnable, BoundWrapper):
     """A decorated method, bound to its object or class."""
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        owner = self._self_owner if self._self_instance is None else self._self_instance
-        return getattr, (owner, self.__wrapped__.__name__)
 
-    def __deepcopy__(self, memo: Any) -> Any:
-        return getattr(copy.deepcopy(self._self_instance, memo), self.__wrapped__.__name__, self)
-
-
-class _LoopFunction(_Runnable, wrapt.FunctionWrapper):  # type: ignore[type-arg]  # as above
+class _LoopFunction(_Runnable, Wrapper):
     """A decorated function."""
 
     __bound_function_wrapper__ = _BoundLoop

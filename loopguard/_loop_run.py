@@ -14,7 +14,6 @@ from typing import Any, TypeGuard
 
 from loopguard import _events as events
 from loopguard._amounts import SCALE, decimal
-from loopguard._drivers import cancelled_after
 from loopguard._loop_options import LoopOptions, name_of
 from loopguard._outcomes import (
     TRANSITIONS,
@@ -32,6 +31,7 @@ from loopguard._outcomes import (
 )
 from loopguard._pipeline import Ask, Effect, EffectTimeout, Invoke, Steps
 from loopguard._run import Run, current_run
+from loopguard._threads import cancelled_after
 from loopguard._usage import Usage
 from loopguard.evaluators import BaseEvaluator
 from loopguard.exceptions import (

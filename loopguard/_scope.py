@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextvars import Token
 from typing import TYPE_CHECKING, Any
 
-from loopguard._drivers import running_task
 from loopguard._outcomes import LoopResult, StopReason, only_refusals, stop_reason_of
 from loopguard._run import Run, current_run
+from loopguard._threads import running_task
 from loopguard.exceptions import LoopHalted, LoopStopped, ToolCallRefused
 from loopguard.telemetry._runs import RunSpan
 from loopguard.telemetry._spans import provider_is_set

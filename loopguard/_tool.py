@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, overload
 
-import wrapt
-
 from loopguard._amounts import costs
 from loopguard._call import ASYNC, ASYNC_GENERATOR, GENERATOR, SYNC, Tool, check_callable
-from loopguard._drivers import call_async, call_async_generator, call_generator, call_sync, in_thread
+from loopguard._drivers import call_async, call_sync
+from loopguard._generators import call_async_generator, call_generator
 from loopguard._order import compile_plan
+from loopguard._threads import in_thread
+from loopguard._wrapped import BoundWrapper, Wrapper
 from loopguard.exceptions import ConfigurationError
 from loopguard.guardrails import Timeout
 
@@ -90,28 +90,12 @@ class _Decorated:
             return await in_thread(functools.partial(call, *args, **kwargs), tool_of(self).name)
         raise ConfigurationError(f"{tool_of(self).name} is a generator: iterate over it, acall is for plain functions")
 
-    def __reduce_ex__(self, protocol: Any) -> str:
-        return self.__qualname__  # type: ignore[attr-defined, no-any-return]  # pickled by name, as functions are
 
-    def __copy__(self) -> Any:
-        return self
-
-    def __deepcopy__(self, memo: Any) -> Any:
-        return self
-
-
-class BoundTool(_Decorated, wrapt.BoundFunctionWrapper):  # type: ignore[type-arg]  # wrapt's classes are generic in stubs only
+class BoundTool(_Decorated, BoundWrapper):
     """A decorated method, bound to its object or class."""
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        owner = self._self_owner if self._self_instance is None else self._self_instance
-        return getattr, (owner, self.__wrapped__.__name__)
 
-    def __deepcopy__(self, memo: Any) -> Any:
-        return getattr(copy.deepcopy(self._self_instance, memo), self.__wrapped__.__name__, self)
-
-
-class DecoratedTool(_Decorated, wrapt.FunctionWrapper):  # type: ignore[type-arg]  # as above
+class DecoratedTool(_Decorated, Wrapper):
     """A decorated function."""
 
     __bound_function_wrapper__ = BoundTool

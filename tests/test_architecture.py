@@ -24,14 +24,14 @@ RANKS = {
     5: ["questions", "guardrails"],
     4: ["metering", "budgets"],
     3: ["journal", "telemetry"],
-    2: ["_approval", "_drivers", "_run"],
+    2: ["_approval", "_generators", "_drivers", "_run _threads"],
     1: ["_admission", "_halting _warn", "_pipeline"],
     0: [
         "_call _events",
         "_outcomes",
         "_amounts _cells _fingerprints _schemas _usage",
         "redaction",
-        "_config _json _plugins",
+        "_config _json _plugins _wrapped",
         "exceptions",
     ],
 }

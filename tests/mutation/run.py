@@ -48,6 +48,8 @@ TARGETS = [
         "_halting.py",
         "_call.py",
         "_drivers.py",
+        "_generators.py",
+        "_threads.py",
         "_run.py",
         "_order.py",
         "_tool.py",
@@ -67,6 +69,8 @@ LIKELY = {
     "_call": ["test_call", "test_tool", "guardrails/test_approve", "test_hostile"],
     "_cells": ["budgets/test_budget"],
     "_drivers": ["test_drivers", "guardrails/test_resilience", "test_tool"],
+    "_generators": ["test_drivers", "guardrails/test_resilience", "telemetry/test_tool_spans"],
+    "_threads": ["test_drivers", "guardrails/test_resilience", "test_until"],
     "_fingerprints": ["test_fingerprints"],
     "_dispatch": ["test_halting", "test_tool", "test_wind"],
     "_guard": ["test_tool", "test_halting", "test_events"],
@@ -86,13 +90,12 @@ LIKELY = {
     "guardrails/wrap": ["guardrails/test_wrap"],
     "telemetry/_tools": ["telemetry/test_tool_spans"],
 }
-"""Module: the tests to ask first, by how their path begins. Collecting all of them takes longer than most mutants live."""
+"""Module: the tests to ask first, by how their path begins. To collect all takes longer than most mutants live."""
 
-IRRELEVANT = re.compile(
-    "test_(architecture|examples|exports|fingerprints|import_time|prices|readme|redaction|schemas|server|setup|"
-    "streams|terminal|typing)"
-)
-"""Tests of modules that aren't mutated here, or too slow for what they would add."""
+SLOW = re.compile("metering/|questions/|testing/|test_(console|fingerprints|hostile|metrics|prices|redaction|schemas)")
+"""Tests that are asked last."""
+IRRELEVANT = re.compile("test_(architecture|examples|exports|import_time|readme|setup|typing)")
+"""Tests of other things than what the package does."""
 
 PATIENCE = 20.0
 """Seconds for one test: a mutant may hang."""
@@ -236,12 +239,13 @@ class Copy:
         return process.returncode, output
 
     def tests(self, file: str) -> list[list[str]]:
-        """The relevant tests: first those that are likely to notice a fault in this module, then the rest."""
+        """The relevant tests: those first that are likely to notice a fault in this module."""
         likely = tuple(f"tests/{start}" for start in LIKELY.get(file.removesuffix(".py"), ()))
-        paths = sorted(path.relative_to(self.root).as_posix() for path in (self.root / "tests").rglob("test_*.py"))
-        first = [path for path in paths if path.startswith(likely)]
-        rest = [path for path in paths if path not in first and not IRRELEVANT.search(path)]
-        return [group for group in (first, rest) if group]
+        groups: tuple[list[str], ...] = [], [], []
+        for path in sorted(path.relative_to(self.root).as_posix() for path in self.root.glob("tests/**/test_*.py")):
+            if not IRRELEVANT.search(path):
+                groups[0 if path.startswith(likely) else 2 if SLOW.search(path) else 1].append(path)
+        return [group for group in groups if group]
 
     def failing(self, file: str) -> str | None:
         """The test that fails, twice in a row: one that fails by chance, on a busy machine, proves nothing."""
