@@ -10,11 +10,11 @@ import wrapt
 __all__ = ["BoundWrapper", "Wrapper"]
 
 
-class Wrapper(wrapt.FunctionWrapper):
+class Wrapper(wrapt.FunctionWrapper):  # type: ignore[type-arg]  # generic in wrapt's stubs only
     """A decorated function."""
 
     def __reduce_ex__(self, protocol: Any) -> str:
-        return self.__qualname__  # type: ignore[no-any-return]  # the function's own
+        return self.__qualname__  # the function's own
 
     def __copy__(self) -> Any:
         return self
