@@ -60,8 +60,7 @@ def approvals(tool: Tool, entries: Sequence[tuple[ApproveTool, Run]]) -> Callabl
     """All approvers of a call as one hook, in the order of the chain."""
 
     def approve(call: ToolCall, proceed: Proceed) -> Steps:
-        covering = [(approver, run) for approver, run in entries if _covers(approver, call)]
-        if not covering:
+        if not any(_covers(approver, call) for approver, _ in entries):
             if tool.approve:
                 reason = (
                     f"{call.name} runs only on an explicit yes, and nobody is there to give it. (For people: put "
@@ -74,8 +73,8 @@ def approvals(tool: Tool, entries: Sequence[tuple[ApproveTool, Run]]) -> Callabl
         yes: dict[int, str] = {}
         edited: set[int] = set()
         while True:
-            for index, (approver, run) in enumerate(covering):
-                if yes.get(index) == digest:
+            for index, (approver, run) in enumerate(entries):
+                if yes.get(index) == digest or not _covers(approver, call):
                     continue
                 answer = yield from _answer(approver, run, call, digest)
                 if answer.decision == "edit":
@@ -84,7 +83,7 @@ def approvals(tool: Tool, entries: Sequence[tuple[ApproveTool, Run]]) -> Callabl
                     edited.add(index)
                     call = _edited(call, answer)
                     digest = yes[index] = _digest(call)
-                    break  # every approver that had approved other arguments is asked again
+                    break  # whoever had approved other arguments is asked again, and whom the new ones concern
                 yes[index] = digest
             else:
                 break
