@@ -44,7 +44,7 @@ class _Iteration:
         tracer = self.tracer = plan.tracer
         start_ns = time.time_ns() if tracer is not None else 0
         self.yielded_ns = 0
-        self.items = ItemDigest()
+        self.items: ItemDigest | None = None
         self.left: float | None = None
         """Seconds that the body may still run; the consumer's own time between the items doesn't count."""
         if plan.proceed is None:
@@ -85,7 +85,7 @@ class _Iteration:
 
     def begin(self, effect: Invoke) -> ToolCall:
         """The body is about to run, for the first time or once more."""
-        self.call, self.left, self.items = effect.call, effect.timeout, ItemDigest()
+        self.call, self.left, self.items = effect.call, effect.timeout, None
         return self.call
 
     def resume(self, close: Callable[[], Any], fn: Callable[..., R], *args: Any) -> R:
@@ -126,8 +126,9 @@ class _Iteration:
         return self.left < 0
 
     def saw(self, item: Any) -> None:
+        if self.items is None:
+            self.items = self.call.items = ItemDigest(self.call.ignored)
         self.items.add(item)
-        self.call.items = self.items
         if self.tracer is not None:
             self.yielded_ns = time.time_ns()
 

@@ -13,9 +13,9 @@ from loopguard._loop_options import LoopOptions
 from loopguard._loop_run import LoopRun
 from loopguard._outcomes import LoopResult, Transition
 from loopguard._threads import running_task
-from loopguard._wrapped import BoundWrapper, Wrapper
+from loopguard._wrapped import BoundWrapper, Wrapper, takes_class
 from loopguard.budgets import Budget
-from loopguard.exceptions import LoopGuardWarning
+from loopguard.exceptions import ConfigurationError, LoopGuardWarning
 from loopguard.redaction import check_id
 
 __all__ = ["AsyncLoop", "Loop", "loop"]
@@ -122,6 +122,8 @@ class _Runnable:
         if of_object and instance is None and args and isinstance(args[0], me._self_owner):  # Class.step.run(obj, …)
             instance, args = args[0], args[1:]
             fn = functools.partial(fn, instance)
+        elif not bound and takes_class(fn) and not (args and isinstance(args[0], type)):
+            raise ConfigurationError(f"{options.name}.run doesn't know its class: put @loop above @classmethod")
         if options.is_async:
             return _result_async(options, fn, instance, args, kwargs, run_id)
         run = LoopRun(options, fn, instance, args, kwargs, run_id)

@@ -13,7 +13,7 @@ from loopguard._drivers import call_async, call_sync
 from loopguard._generators import call_async_generator, call_generator
 from loopguard._order import compile_plan
 from loopguard._threads import in_thread
-from loopguard._wrapped import BoundWrapper, Wrapper
+from loopguard._wrapped import BoundWrapper, Wrapper, in_class_body
 from loopguard.exceptions import ConfigurationError
 from loopguard.guardrails import Timeout
 
@@ -183,7 +183,5 @@ def instance_of(decorated: Any) -> Any:
 
 def needs_self(decorated: Any) -> bool:
     """Whether this is a function in a class body, which can't be called by name alone."""
-    tool = tool_of(decorated)
-    where = getattr(tool.fn, "__qualname__", "").rpartition(".")[0]
-    in_class = bool(where) and not where.endswith("<locals>")
-    return in_class and not isinstance(decorated, BoundTool) and inspect.isfunction(decorated.__wrapped__)
+    wrapped = decorated.__wrapped__
+    return in_class_body(tool_of(decorated).fn) and not isinstance(decorated, BoundTool) and inspect.isfunction(wrapped)

@@ -33,7 +33,7 @@ class ApproveTool:
         if not callable(approver):
             raise ConfigurationError(f"ApproveTool({approver!r}): give a callable that answers about a call")
         if timeout is not None and (
-            isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0
+            isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < 1e9
         ):
             raise ConfigurationError(f"ApproveTool(timeout={timeout!r}): give seconds above 0, or None to wait")
         self.approver = approver

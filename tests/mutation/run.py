@@ -42,23 +42,9 @@ REPOSITORY = HERE.parents[1]
 PACKAGE = "loopguard"
 
 TARGETS = [
-    *(
-        "_pipeline.py",
-        "_admission.py",
-        "_halting.py",
-        "_call.py",
-        "_drivers.py",
-        "_generators.py",
-        "_threads.py",
-        "_run.py",
-        "_order.py",
-        "_tool.py",
-        "_dispatch.py",
-        "_scope.py",
-        "_guard.py",
-        "_loop_run.py",
-    ),
-    *("_cells.py", "_amounts.py", "_approval.py", "guardrails/*.py", "budgets/*.py"),
+    *("_pipeline.py", "_admission.py", "_halting.py", "_order.py", "_call.py", "_cells.py", "_amounts.py"),
+    *("_drivers.py", "_generators.py", "_threads.py", "_run.py", "_loop_run.py", "_scope.py"),
+    *("_guard.py", "_tool.py", "_dispatch.py", "_approval.py", "guardrails/*.py", "budgets/*.py"),
 ]
 """The modules that random mutants are drawn from."""
 
@@ -68,6 +54,7 @@ LIKELY = {
     "_approval": ["guardrails/test_approve", "budgets/test_extend", "test_events"],
     "_call": ["test_call", "test_tool", "guardrails/test_approve", "test_hostile"],
     "_cells": ["budgets/test_budget"],
+    "_dispatch": ["test_tool", "test_halting", "test_wind"],
     "_drivers": ["test_drivers", "guardrails/test_resilience", "test_tool"],
     "_generators": ["test_drivers", "guardrails/test_resilience", "telemetry/test_tool_spans"],
     "_threads": ["test_drivers", "guardrails/test_resilience", "test_until"],
@@ -79,8 +66,12 @@ LIKELY = {
     "_tool": ["test_tool", "test_run"],
     "_halting": ["test_halting"],
     "_loop_run": ["test_loop", "test_until", "test_evaluators", "test_latching", "test_events", "telemetry/test_spans"],
+    "_order": ["test_order", "guardrails/test_wrap", "guardrails/test_steps", "test_events"],
     "_pipeline": ["test_order", "test_pipeline", "test_drivers"],
     "_run": ["test_run", "test_latching", "test_loop", "test_wind", "test_events", "test_charge"],
+    "_scope": ["test_run", "test_halting", "test_latching"],
+    "_threads": ["test_drivers", "guardrails/test_resilience", "test_halting"],
+    "_tool": ["test_tool", "test_drivers"],
     "budgets/budget": ["budgets/test_budget", "budgets/test_extend", "test_charge", "test_wind"],
     "budgets/ledger": ["budgets/test_ledger"],
     "guardrails/approve": ["guardrails/test_approve", "test_order"],
