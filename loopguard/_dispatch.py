@@ -53,7 +53,7 @@ def error_result(use: ToolUse, exc: Exception, max_chars: int | None) -> dict[st
         raise exc  # the program is set up wrongly: that isn't the model's to mend
     if isinstance(exc, ToolCallRefused | InvalidArguments):
         return tool_result(use.id, str(exc), is_error=True, limit=max_chars)
-    return tool_result(use.id, f"{type(exc).__name__}: {redact_error(exc)}", is_error=True, limit=max_chars)
+    return tool_result(use.id, redact_error(exc), is_error=True, limit=max_chars)
 
 
 def wind_down(results: list[dict[str, Any]]) -> list[dict[str, Any]]:

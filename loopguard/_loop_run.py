@@ -266,12 +266,7 @@ class LoopRun:
                 self.satisfied = True
                 return StopReason.EVALUATED
             if options.until is not None:
-                until, wants = options.until, options.until_wants_iteration
-                if wants == "by name":
-                    until = functools.partial(until, iteration=run.iteration)
-                self.satisfied = bool(
-                    (yield Ask(until, value, run.iteration) if wants == "second" else Ask(until, value))
-                )
+                self.satisfied = bool((yield Ask(options.until, value)))
                 if self.satisfied:
                     return StopReason.UNTIL
             if options.question is not None:

@@ -115,20 +115,19 @@ def _assemble(
     retry: Retry | None = None
     timeouts = [(tool.timeout, f"@tool(timeout=…) of {tool.name}")] if tool.timeout is not None else []
     repeats: dict[Any, tuple[LoopLimit, Guard | None]] = {}
-    standing = [(run, guard) for run, guards in stations for guard in guards]
-    standing.sort(key=lambda pair: pair[1] not in pair[0].guards)  # a tool's own stands nearest to it
-    for run, guard in standing:
-        for guardrail in guard.guardrails:
-            if isinstance(guardrail, Retry):
-                retry = guardrail  # the innermost
-            elif isinstance(guardrail, Timeout):
-                timeouts.append((guardrail.seconds, f"{guardrail!r} of run {run.name!r}"))
-            elif isinstance(guardrail, LoopLimit):
-                repeats.setdefault((guardrail.settings, guard.mode), (guardrail, guard))
-            elif isinstance(guardrail, WrapTool):
-                wraps[guardrail] = None
-            elif isinstance(guardrail, ApproveTool):
-                approvers.setdefault(guardrail, _station_of(guardrail, stations))
+    for run, guards in stations:
+        for guard in guards:
+            for guardrail in guard.guardrails:
+                if isinstance(guardrail, Retry):
+                    retry = guardrail  # the innermost
+                elif isinstance(guardrail, Timeout):
+                    timeouts.append((guardrail.seconds, f"{guardrail!r} of run {run.name!r}"))
+                elif isinstance(guardrail, LoopLimit):
+                    repeats.setdefault((guardrail.settings, guard.mode), (guardrail, guard))
+                elif isinstance(guardrail, WrapTool):
+                    wraps[guardrail] = None
+                elif isinstance(guardrail, ApproveTool):
+                    approvers.setdefault(guardrail, _station_of(guardrail, stations))
     if not repeats and default_loop_limit:
         repeats[None] = DEFAULT_LOOP_LIMIT, None
     if not any(limit.n for limit, _ in repeats.values()):

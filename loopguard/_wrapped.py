@@ -26,7 +26,8 @@ def takes_class(fn: Any) -> bool:
     """
     if not inspect.isfunction(fn) or not in_class_body(fn):
         return False
-    return next(iter(inspect.signature(fn).parameters), None) == "cls"
+    code = fn.__code__
+    return code.co_argcount > 0 and code.co_varnames[0] == "cls"
 
 
 def _class_first(call: Callable[..., Any]) -> Callable[..., Any]:

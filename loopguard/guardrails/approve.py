@@ -41,7 +41,8 @@ class ApproveTool:
         self.timeout = timeout
 
     def __repr__(self) -> str:
-        return f"ApproveTool({getattr(self.approver, '__name__', self.approver)!s})"
+        only = f", only={self.which.text!r}" if self.which.text else ""
+        return f"ApproveTool({getattr(self.approver, '__name__', self.approver)!s}{only})"
 
 
 class _Record:
