@@ -1,7 +1,7 @@
 """The admission: one decision over all limits of a call's chain, and its settlement.
 
 Everything here is written for speed: it runs on every tool call. What can be known when a run and
-a tool first meet is compiled then; see `_guard.compile_plan`.
+a tool first meet is compiled then; see `_order.compile_plan`.
 """
 
 from __future__ import annotations

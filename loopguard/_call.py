@@ -367,6 +367,11 @@ class ToolCall:
             instance = tool.own
         return tool.ident, serial(instance), quick
 
+    @property
+    def ignored(self) -> frozenset[str]:
+        """The names that its LoopLimits leave out of arguments and results."""
+        return frozenset[str]().union(*(getattr(mark, "ignore", ()) for mark in self.marks))
+
     def digest(self) -> tuple[str, bool]:
         """(strict digest of tool, self and arguments, whether another process would get the same)."""
         body, durable = strict(self.arguments)

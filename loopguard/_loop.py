@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import warnings
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, Self, TypeVar, overload
 
-import wrapt
-
-from loopguard._drivers import drive_async, drive_sync, in_thread, running_task
+from loopguard._drivers import drive_async, drive_sync
 from loopguard._guard import Guard
 from loopguard._loop_journal import PENDING, runs_that_are
 from loopguard._loop_options import LoopOptions
 from loopguard._loop_run import LoopRun
 from loopguard._outcomes import LoopResult, Transition
+from loopguard._threads import in_thread, running_task
+from loopguard._wrapped import BoundWrapper, Wrapper, takes_class
 from loopguard.budgets import Budget
 from loopguard.exceptions import ConfigurationError, JournalError, LoopGuardWarning, RunConflict
 from loopguard.redaction import check_id
@@ -103,16 +102,23 @@ async def _result_async(run: LoopRun) -> LoopResult[Any] | None:
     return run.outcome
 
 
+def _options_of(me: Any) -> LoopOptions:
+    options: LoopOptions = me._self_parent._self_options if isinstance(me, _BoundLoop) else me._self_options
+    return options
+
+
 def _whose(me: Any, args: tuple[Any, ...]) -> tuple[LoopOptions, Any, Any, tuple[Any, ...]]:
     """Options, function and object of a decorated loop, bound or not, and the arguments that are left."""
     bound = isinstance(me, _BoundLoop)
-    options: LoopOptions = me._self_parent._self_options if bound else me._self_options
+    options = _options_of(me)
     fn = me.__wrapped__
     of_object = bound and me._self_binding == "function"
     instance = me._self_instance if of_object else getattr(fn, "__self__", None)
     if of_object and instance is None and args and isinstance(args[0], me._self_owner):  # Class.step.run(obj, …)
         instance, args = args[0], args[1:]
         fn = functools.partial(fn, instance)
+    elif not bound and takes_class(fn) and not (args and isinstance(args[0], type)):
+        raise ConfigurationError(f"{options.name}.run doesn't know its class: put @loop above @classmethod")
     return options, fn, instance, args
 
 
@@ -232,18 +238,18 @@ class _Runnable:
 
     def pending(self) -> list[str]:
         """The ids of its runs that were interrupted, or failed, and that nobody drives now; the oldest first."""
-        return runs_that_are(_whose(self, ())[0], "pending")
+        return runs_that_are(_options_of(self), "pending")
 
     def waiting(self) -> list[str]:
         """The ids of its runs that wait for a person; the oldest first."""
-        return runs_that_are(_whose(self, ())[0], "waiting")
+        return runs_that_are(_options_of(self), "waiting")
 
     def resume_pending(self, *other: Any, **kwargs: Any) -> Any:
         """Resume all that are pending, one after the other: {run id: LoopResult, or the exception it raised}.
 
         For async loops, await it. Runs that another process takes up meanwhile are left out.
         """
-        if _whose(self, ())[0].is_async:
+        if _options_of(self).is_async:
             return self._resume_pending_async(other, kwargs)
         done: dict[str, Any] = {}
         for run_id in self.pending():
@@ -266,28 +272,12 @@ class _Runnable:
                 done[run_id] = exc
         return done
 
-    def __reduce_ex__(self, protocol: Any) -> str:
-        return self.__qualname__  # type: ignore[attr-defined, no-any-return]  # pickled by name, as functions are
 
-    def __copy__(self) -> Any:
-        return self
-
-    def __deepcopy__(self, memo: Any) -> Any:
-        return self
-
-
-class _BoundLoop(_Runnable, wrapt.BoundFunctionWrapper):  # type: ignore[type-arg]  # wrapt's classes are generic in stubs only
+class _BoundLoop(_Runnable, BoundWrapper):
     """A decorated method, bound to its object or class."""
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        owner = self._self_owner if self._self_instance is None else self._self_instance
-        return getattr, (owner, self.__wrapped__.__name__)
 
-    def __deepcopy__(self, memo: Any) -> Any:
-        return getattr(copy.deepcopy(self._self_instance, memo), self.__wrapped__.__name__, self)
-
-
-class _LoopFunction(_Runnable, wrapt.FunctionWrapper):  # type: ignore[type-arg]  # as above
+class _LoopFunction(_Runnable, Wrapper):
     """A decorated function."""
 
     __bound_function_wrapper__ = _BoundLoop

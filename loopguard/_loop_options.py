@@ -8,11 +8,12 @@ import inspect
 import types
 import typing
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from loopguard._call import ASYNC, ASYNC_GENERATOR, GENERATOR, check_callable, colour_of, plain_function
 from loopguard._guard import Guard
 from loopguard.budgets import Budget
+from loopguard.conditions import of_state
 from loopguard.exceptions import ConfigurationError
 from loopguard.judges import AnthropicJudge
 
@@ -37,7 +38,6 @@ class LoopOptions:
         self.name: str = name or name_of(self.fn)
         self.max = _positive(options["max"], "loop(max")
         self.until = _condition(options["until"])
-        self.until_wants_iteration = self.until is not None and _wants_iteration(self.until)
         self.question, self.judge = _judge(options["until_llm"], options["judge"], self.is_async)
         self.evaluators = _evaluators(options["evaluate"], self.is_async)
         self.max_retries = options["max_retries"]
@@ -150,7 +150,7 @@ def _condition(until: Any) -> Any:
         raise ConfigurationError(
             f"loop(until={until!r}): give a function of the state, or conditions joined by | and &"
         )
-    return until
+    return of_state(until) if until is not None else None
 
 
 def _store(store: Any) -> Any:
@@ -199,19 +199,6 @@ def _judge(question: Any, judge: Any, is_async: bool) -> tuple[str | None, Any]:
     if not is_async and (colour_of(judge) == ASYNC or getattr(judge, "is_async", False) is True):
         raise ConfigurationError(f"loop(judge={judge!r}): it is async, but the loop is sync; make one like the other")
     return question, judge
-
-
-def _wants_iteration(until: Any) -> Literal["by name", "second", False]:
-    """How until wants the iteration: as a parameter of that name, as its second required positional one, or not."""
-    try:
-        parameters = list(inspect.signature(until).parameters.values())
-    except (TypeError, ValueError):  # some builtins have no signature
-        return False
-    if any(p.name == "iteration" and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in parameters[1:]):
-        return "by name"
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    second = positional[1] if len(positional) > 1 else None
-    return "second" if second is not None and (second.default is second.empty or second.name == "iteration") else False
 
 
 def _guards(guard: Any, budget: Any) -> tuple[Guard, ...]:

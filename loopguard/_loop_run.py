@@ -15,7 +15,6 @@ from typing import Any, TypeGuard
 from loopguard import _events as events
 from loopguard._amounts import SCALE, decimal
 from loopguard._call import ASYNC, SYNC
-from loopguard._drivers import cancelled_after
 from loopguard._guard import Guard
 from loopguard._loop_journal import codec_of, open_loop, store_of, verdict_of
 from loopguard._loop_options import LoopOptions, name_of
@@ -35,6 +34,7 @@ from loopguard._outcomes import (
 )
 from loopguard._pipeline import Ask, Effect, EffectTimeout, Invoke, Steps
 from loopguard._run import Run, current_run
+from loopguard._threads import cancelled_after
 from loopguard._usage import Usage
 from loopguard.budgets import Budget
 from loopguard.evaluators import BaseEvaluator
@@ -339,12 +339,7 @@ class LoopRun:
                 self.satisfied = True
                 return StopReason.EVALUATED
             if options.until is not None:
-                until, wants = options.until, options.until_wants_iteration
-                if wants == "by name":
-                    until = functools.partial(until, iteration=run.iteration)
-                self.satisfied = bool(
-                    (yield Ask(until, value, run.iteration) if wants == "second" else Ask(until, value))
-                )
+                self.satisfied = bool((yield Ask(options.until, value)))
                 if self.satisfied:
                     return StopReason.UNTIL
             if options.question is not None:

@@ -47,14 +47,34 @@ def _joined(left: Any, right: Any, how: str) -> Condition:
         if not callable(side):
             raise ConfigurationError(f"{left!r} {how} {right!r}: both sides are conditions, {side!r} can't be called")
 
+    first, second = of_state(left), of_state(right)
+
     # Both sides are always asked: `unchanged` has to see every state.
     def met(state: Any) -> Any:
-        a, b = left(state), right(state)
+        a, b = first(state), second(state)
         if inspect.isawaitable(a) or inspect.isawaitable(b):
             return _both(a, b, how)
         return _combine(a, b, how)
 
     return Condition(met, f"({_text(left)} {how} {_text(right)})")
+
+
+def of_state(condition: Callable[..., Any]) -> Callable[[Any], Any]:
+    """The condition as a function of the state alone.
+
+    The iteration goes to a parameter of that name, or to a second positional one that is required.
+    """
+    try:
+        parameters = list(inspect.signature(condition).parameters.values())
+    except (TypeError, ValueError):  # some builtins have no signature
+        return condition
+    if any(p.name == "iteration" and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in parameters[1:]):
+        return lambda state: condition(state, iteration=_run("until").iteration)
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    second = positional[1] if len(positional) > 1 else None
+    if second is not None and (second.default is second.empty or second.name == "iteration"):
+        return lambda state: condition(state, _run("until").iteration)
+    return condition
 
 
 def _text(condition: Any) -> str:

@@ -182,8 +182,11 @@ def test_hostile_arguments_and_results_pass_everything(
     rails: list[Any] = [MaxSteps(1), LoopLimit(3), Budget(usd=10)]
     if approved:
         rails += [ApproveTool(lambda call: True), WrapTool(watching)]
-    with caplog.at_level(logging.INFO), Guard(*rails, on_event=events.append).scope() as run:
-        assert colour.call(decorated, hostile, again=[hostile]) is hostile
+    with (
+        caplog.at_level(logging.WARNING if approved else logging.INFO),
+        Guard(*rails, on_event=events.append).scope() as run,
+    ):
+        assert colour.call(decorated, hostile, again="x") is hostile
         with pytest.raises(MaxStepsExceeded) as caught:
             colour.call(decorated, hostile)
         str(caught.value).encode()

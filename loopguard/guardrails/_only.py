@@ -30,10 +30,10 @@ class Which:
             self.predicate = only
         else:
             self.patterns = tuple(only) if isinstance(only, Iterable) else (only,)
-            if not all(isinstance(pattern, str) for pattern in self.patterns):
-                raise ConfigurationError(
-                    f"{what}(only={only!r}): give a name pattern, several, or a function of a call"
-                )
+        if self.patterns is not None and not (
+            self.patterns and all(isinstance(pattern, str) and pattern for pattern in self.patterns)
+        ):
+            raise ConfigurationError(f"{what}(only={only!r}): give a name pattern, several, or a function of a call")
         self.text = ", ".join(self.patterns) if self.patterns is not None else None
 
     def covers_tool(self, tool: Tool) -> bool:

@@ -33,7 +33,7 @@ class ApproveTool:
         if not callable(approver):
             raise ConfigurationError(f"ApproveTool({approver!r}): give a callable that answers about a call")
         if timeout is not None and (
-            isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0
+            isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < 1e9
         ):
             raise ConfigurationError(f"ApproveTool(timeout={timeout!r}): give seconds above 0, or None to wait")
         self.approver = approver
@@ -41,7 +41,8 @@ class ApproveTool:
         self.timeout = timeout
 
     def __repr__(self) -> str:
-        return f"ApproveTool({getattr(self.approver, '__name__', self.approver)!s})"
+        only = f", only={self.which.text!r}" if self.which.text else ""
+        return f"ApproveTool({getattr(self.approver, '__name__', self.approver)!s}{only})"
 
 
 class _Record:
@@ -60,8 +61,7 @@ def approvals(tool: Tool, entries: Sequence[tuple[ApproveTool, Run]]) -> Callabl
     """All approvers of a call as one hook, in the order of the chain."""
 
     def approve(call: ToolCall, proceed: Proceed) -> Steps:
-        covering = [(approver, run) for approver, run in entries if _covers(approver, call)]
-        if not covering:
+        if not any(_covers(approver, call) for approver, _ in entries):
             if tool.approve:
                 reason = (
                     f"{call.name} runs only on an explicit yes, and nobody is there to give it. (For people: put "
@@ -74,8 +74,8 @@ def approvals(tool: Tool, entries: Sequence[tuple[ApproveTool, Run]]) -> Callabl
         yes: dict[int, str] = {}
         edited: set[int] = set()
         while True:
-            for index, (approver, run) in enumerate(covering):
-                if yes.get(index) == digest:
+            for index, (approver, run) in enumerate(entries):
+                if yes.get(index) == digest or not _covers(approver, call):
                     continue
                 answer = yield from _answer(approver, run, call, digest)
                 if answer.decision == "edit":
@@ -84,7 +84,7 @@ def approvals(tool: Tool, entries: Sequence[tuple[ApproveTool, Run]]) -> Callabl
                     edited.add(index)
                     call = _edited(call, answer)
                     digest = yes[index] = _digest(call)
-                    break  # every approver that had approved other arguments is asked again
+                    break  # whoever had approved other arguments is asked again, and whom the new ones concern
                 yes[index] = digest
             else:
                 break

@@ -42,6 +42,11 @@ class WrapTool:
         self.after = after
         self.hook: Hook = hook if hook is not None else self._around
 
+    def __repr__(self) -> str:
+        names = [(name, getattr(self, name)) for name in ("before", "after")]
+        given = [f"{name}={_name_of(fn)}" for name, fn in names if fn is not None]
+        return f"WrapTool({', '.join(given) or _name_of(self.hook)})"
+
     def _around(self, call: ToolCall, proceed: Proceed) -> Steps:
         if self.before is not None:
             changed = yield Ask(self.before, call)
@@ -53,6 +58,10 @@ class WrapTool:
         if self.after is not None:
             yield Ask(self.after, call, result)
         return result
+
+
+def _name_of(fn: Any) -> str:
+    return getattr(fn, "__name__", type(fn).__name__)
 
 
 def _is_generator_function(hook: Any) -> bool:

@@ -236,7 +236,7 @@ def test_an_answer_holds_for_one_execution(stage: Stage) -> None:
     """Told that it had not run, it was run, and killed again: what was said then says nothing of this time."""
     stage.kill_at("pay 2", "one_call", tool="pay")
     assert stage.start("one_call", tool="pay").result() == ["", "waiting"]
-    stage.settle("r", lambda: [])
+    stage.settle("r", list)
     stage.kill_at("pay 2", "one_call", tool="pay")
     assert stage.start("one_call", tool="pay").result() == ["", "waiting"]
     assert len(stage.book().questions("all")) == 2
@@ -294,7 +294,7 @@ def test_a_resumed_agent_is_answered_from_the_record(stream: bool, stage: Stage)
 
 @pytest.mark.parametrize("metered", [True, False])
 def test_a_refund_worded_differently_parks_instead_of_paying_twice(metered: bool, stage: Stage) -> None:
-    """The record of the model's answer is missing, or there never was one: the model is asked again, and words it anew."""
+    """The record of the model's answer is missing, or never was: the model is asked again, and words it anew."""
     amounts = iter([50, 49])
 
     def reply(body: dict[str, Any]) -> Reply:
@@ -374,7 +374,7 @@ def test_killed_at_random_commits_nothing_acknowledged_is_lost(
 
     The victim says nothing of where it stands: commits are counted in the file, effects in this process.
     """
-    dice = random.Random()  # noqa: S311
+    dice = random.Random()
     gaps: collections.Counter[str] = collections.Counter()
     kinds = {"before start", "after start", "after the effect", "after the commit"}
     in_flight: set[str] = set()
@@ -423,7 +423,7 @@ def _seen(db: sqlite3.Connection, run_id: str) -> int:
 
 def test_eight_processes_share_a_store_through_sixteen_kills(stage: Stage) -> None:
     """800 steps in eight runs: all finish, only idempotent calls in flight are repeated, the others park."""
-    dice = random.Random()  # noqa: S311
+    dice = random.Random()
     iterations, kills = 50, 0
     in_flight: set[str] = set()
     ids = [f"run-{i}" for i in range(8)]

@@ -144,7 +144,7 @@ def test_a_newer_schema_is_refused(path: str) -> None:
     with sqlite3.connect(path) as db:
         db.execute("PRAGMA user_version = 99")
     db.close()
-    with pytest.raises(JournalError, match="newer loopguard.*upgrade"):
+    with pytest.raises(JournalError, match=r"newer loopguard.*upgrade"):
         SQLiteJournal(path)
 
 

@@ -42,17 +42,9 @@ REPOSITORY = HERE.parents[1]
 PACKAGE = "loopguard"
 
 TARGETS = [
-    *(
-        "_pipeline.py",
-        "_admission.py",
-        "_halting.py",
-        "_call.py",
-        "_drivers.py",
-        "_run.py",
-        "_guard.py",
-        "_loop_run.py",
-    ),
-    *("_cells.py", "_amounts.py", "_approval.py", "guardrails/*.py", "budgets/*.py"),
+    *("_pipeline.py", "_admission.py", "_halting.py", "_order.py", "_call.py", "_cells.py", "_amounts.py"),
+    *("_drivers.py", "_generators.py", "_threads.py", "_run.py", "_loop_run.py", "_scope.py"),
+    *("_guard.py", "_tool.py", "_dispatch.py", "_approval.py", "guardrails/*.py", "budgets/*.py"),
 ]
 """The modules that random mutants are drawn from."""
 
@@ -62,13 +54,19 @@ LIKELY = {
     "_approval": ["guardrails/test_approve", "budgets/test_extend", "test_events"],
     "_call": ["test_call", "test_tool", "guardrails/test_approve", "test_hostile"],
     "_cells": ["budgets/test_budget"],
+    "_dispatch": ["test_tool", "test_halting", "test_wind"],
     "_drivers": ["test_drivers", "guardrails/test_resilience", "test_tool"],
     "_fingerprints": ["test_fingerprints"],
-    "_guard": ["test_order", "test_tool", "test_halting", "guardrails/test_wrap", "test_events"],
+    "_generators": ["test_drivers", "guardrails/test_resilience", "telemetry/test_tool_spans"],
+    "_guard": ["test_tool", "test_halting", "test_events"],
     "_halting": ["test_halting"],
-    "_loop_run": ["test_loop", "test_until", "test_evaluators", "test_latching", "test_events", "telemetry/test_spans"],
+    "_loop_run": ["test_loop", "test_until", "test_evaluat", "test_latching", "test_events", "telemetry/test_spans"],
+    "_order": ["test_order", "guardrails/test_wrap", "guardrails/test_steps", "test_tool", "test_events"],
     "_pipeline": ["test_order", "test_pipeline", "test_drivers"],
     "_run": ["test_run", "test_latching", "test_loop", "test_wind", "test_events", "test_charge"],
+    "_scope": ["test_run", "test_halting", "test_latching"],
+    "_threads": ["test_drivers", "guardrails/test_resilience", "test_until"],
+    "_tool": ["test_tool", "test_run"],
     "budgets/budget": ["budgets/test_budget", "budgets/test_extend", "test_charge", "test_wind"],
     "budgets/ledger": ["budgets/test_ledger"],
     "guardrails/approve": ["guardrails/test_approve", "test_order"],
@@ -78,15 +76,14 @@ LIKELY = {
     "guardrails/wrap": ["guardrails/test_wrap"],
     "telemetry/_tools": ["telemetry/test_tool_spans"],
 }
-"""Module: the tests to ask first, by how their path begins. Collecting all of them takes longer than most mutants live."""
+"""Module: the tests to ask first, by how their path begins. To collect all takes longer than most mutants live."""
 
-IRRELEVANT = re.compile(
-    "test_(architecture|examples|exports|fingerprints|import_time|prices|readme|redaction|schemas|server|setup|"
-    "streams|terminal|typing)"
-)
-"""Tests of modules that aren't mutated here, or too slow for what they would add."""
+SLOW = re.compile("metering/|questions/|testing/|test_(console|fingerprints|hostile|metrics|prices|redaction|schemas)")
+"""Tests that are asked last."""
+IRRELEVANT = re.compile("test_(architecture|examples|exports|import_time|readme|setup|typing)")
+"""Tests of other things than what the package does."""
 
-PATIENCE = 20.0
+PATIENCE = 10.0
 """Seconds for one test: a mutant may hang."""
 LIMIT = 600.0
 """Seconds for all tests of one mutant."""
@@ -228,12 +225,13 @@ class Copy:
         return process.returncode, output
 
     def tests(self, file: str) -> list[list[str]]:
-        """The relevant tests: first those that are likely to notice a fault in this module, then the rest."""
+        """The relevant tests: those first that are likely to notice a fault in this module."""
         likely = tuple(f"tests/{start}" for start in LIKELY.get(file.removesuffix(".py"), ()))
-        paths = sorted(path.relative_to(self.root).as_posix() for path in (self.root / "tests").rglob("test_*.py"))
-        first = [path for path in paths if path.startswith(likely)]
-        rest = [path for path in paths if path not in first and not IRRELEVANT.search(path)]
-        return [group for group in (first, rest) if group]
+        groups: tuple[list[str], ...] = [], [], []
+        for path in sorted(path.relative_to(self.root).as_posix() for path in self.root.glob("tests/**/test_*.py")):
+            if not IRRELEVANT.search(path):
+                groups[0 if path.startswith(likely) else 2 if SLOW.search(path) else 1].append(path)
+        return [group for group in groups if group]
 
     def failing(self, file: str) -> str | None:
         """The test that fails, twice in a row: one that fails by chance, on a busy machine, proves nothing."""
