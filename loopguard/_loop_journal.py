@@ -219,7 +219,7 @@ def _iteration(each: Pass, recorded: RunStory, codec: Codec) -> Iteration[Any]:
     counted: dict[str, Any] = {unit: n // SCALE for unit, n in spent.items() if n and unit in Usage.__slots__}
     return Iteration(
         each.number,
-        codec.decode(each.returned.text()),
+        codec.decode((each.final or each.returned).text()),
         each.feedback,
         tuple(verdict_of(given, codec) for _, given in sorted(each.verdicts.items())),
         Usage(**counted),

@@ -14,9 +14,10 @@ from typing import Any
 
 from loopguard.exceptions import CheckpointError
 
-__all__ = ["Codec", "codec_for", "hints_of", "shown"]
+__all__ = ["Codec", "codec_for", "hints_of", "kinds_of", "shown"]
 
 _ATOMS = frozenset({str, int, bool, type(None), bytes})
+_TEXT = frozenset({str})
 _DEEP = 200
 """How deep what is only shown is walked."""
 
@@ -201,12 +202,14 @@ def _plain(value: Any, kinds: set[Any]) -> Any:
     if kind in _ATOMS:
         return value
     if kind is list:
-        return [_plain(item, kinds) for item in value]
+        found = set(map(type, value))
+        kinds |= found
+        return value if found <= _ATOMS else [_plain(item, kinds) for item in value]
     if kind is dict:
-        for key in value:
-            if type(key) is not str:
-                kinds.add(("key", type(key)))
-        return {key: _plain(item, kinds) for key, item in value.items()}
+        kinds.update(("key", key) for key in set(map(type, value)) - _TEXT)
+        found = set(map(type, value.values()))
+        kinds |= found
+        return value if found <= _ATOMS else {key: _plain(item, kinds) for key, item in value.items()}
     if kind is tuple:
         return tuple([_plain(item, kinds) for item in value])
     if kind is float:
@@ -221,6 +224,13 @@ def _plain(value: Any, kinds: set[Any]) -> Any:
         for item in vars(value).values():
             _plain(item, kinds)
     return value
+
+
+def kinds_of(value: Any) -> set[Any]:
+    """The types that a value is made of, those of keys that are no texts as ("key", type)."""
+    kinds: set[Any] = set()
+    _plain(value, kinds)
+    return kinds
 
 
 def _difference(a: Any, b: Any, path: str) -> str | None:

@@ -27,6 +27,8 @@ class Pass:
     after: dict[str, int]
     returned: Any = None
     """What the body returned; None while it hasn't (a returned None is a Stored)."""
+    final: Any = None
+    """What it was made into, where an evaluator parsed it."""
     accepted: bool = False
     verdicts: dict[int, events.VerdictGiven] = field(default_factory=dict)
     duration: float = 0.0
@@ -168,6 +170,8 @@ class Story:
     def _IterationEnded(self, event: events.IterationEnded) -> None:  # noqa: N802  # named after its event
         made = self._pass(event)
         made.accepted, made.duration, made.after = event.accepted, event.duration, dict(self.runs[event.run_id].spent)
+        if event.value is not None:  # an evaluator parsed it
+            made.final = event.value
 
     def _VerdictGiven(self, event: events.VerdictGiven) -> None:  # noqa: N802  # named after its event
         self._pass(event).verdicts[event.index] = event

@@ -18,6 +18,7 @@ from loopguard.exceptions import CheckpointError, LeaseLost, ToolCallRefused
 from loopguard.journal._codec import Codec, codec_for, hints_of, shown
 from loopguard.journal._errors import data_of, error_data, involved, rebuilt, unwound
 from loopguard.journal._fold import Call, RunStory, Story
+from loopguard.journal._growing import Growing
 from loopguard.journal._protocol import Lease
 from loopguard.journal._rows import PAYLOADS, Stored, first_link, write_event
 from loopguard.journal._states import States
@@ -49,7 +50,9 @@ class Recorder:
         self._lock = threading.Lock()
         self._owner: int | None = None
         self._queue: deque[tuple[events.Event, dict[str, bytes], tuple[str, bytes] | None, dict[str, str]]] = deque()
-        self._codecs: dict[str, Codec] = {}
+        self._codecs: dict[str, Growing] = {}
+        self._returned: dict[str, Any] = {}
+        """What the body of the iteration under way returned, by run."""
         self._tools: dict[str, Tool] = {}
         self._trouble: CheckpointError | None = None
         self._seen: Counter[tuple[Any, ...]] = Counter()
@@ -75,6 +78,8 @@ class Recorder:
             if name == "value" and isinstance(event, _STATEFUL):
                 if value is None and not isinstance(event, _NEEDS_STATE):
                     continue
+                if isinstance(event, events.IterationEnded) and value is self._returned.get(event.run_id):
+                    continue  # it stands there already
                 try:
                     state = event.run_id, self._codecs[event.run_id].encode(value)
                 except KeyError:  # a scope has no state
@@ -91,7 +96,11 @@ class Recorder:
         self._queue.append((event, payload, state, lost))
         self._drain()
         if isinstance(event, events.IterationReturned):
+            self._returned[event.run_id] = event.value
             self._passed(event)
+        elif isinstance(event, events.RunEnded):
+            self._codecs.pop(event.run_id, None)
+            self._returned.pop(event.run_id, None)
 
     def _payload(self, event: Any, name: str, value: Any, lost: dict[str, str]) -> bytes:
         if name in ("result", "items") and isinstance(event, events.ToolFinished):
@@ -197,7 +206,7 @@ class Recorder:
 
     def describe(self, run: Run, codec: Codec) -> None:
         """States of this run are written by this codec."""
-        self._codecs[run.id] = codec
+        self._codecs[run.id] = Growing(codec)
 
     def resume(self, number: int | None, ended: events.RunEnded | None) -> None:
         """The outermost loop goes on with this iteration, run again as far as it had come.
@@ -321,7 +330,7 @@ class Recorder:
 
     def _place(self, call: ToolCall) -> dict[str, Any]:
         owner = loop_of(call.run)
-        digest, durable = call.digest()
+        digest, durable = _digest(call)
         number = self._count(("call", owner.id, owner.iteration, digest))
         unique = "" if durable else f":{new_id('live')}"
         return {
@@ -482,6 +491,19 @@ def codecs_of(tool: Tool) -> tuple[Codec, Codec]:
         return codec_for(hint), codec_for(Any)
     parts = typing.get_args(hint)
     return codec_for(parts[2] if len(parts) == 3 else Any), codec_for(parts[0] if parts else Any)
+
+
+def _digest(call: ToolCall) -> tuple[str, bool]:
+    """The strict digest of a call, and whether another process would get the same; short for plain arguments."""
+    arguments = call.arguments
+    if call.instance is None and call.tool.own is None and set(map(type, arguments.values())) <= _ATOMS:
+        return hashlib.sha256(
+            repr((call.tool.ident, sorted(arguments.items()))).encode("utf-8", "surrogatepass")
+        ).hexdigest(), True
+    return call.digest()
+
+
+_ATOMS = frozenset({str, int, bool, type(None)})
 
 
 def _is_void(call: Call) -> bool:

@@ -67,28 +67,22 @@ class States:
         """How to store this state of one loop in event number seq."""
         if len(text) < _SMALL:
             return Delta(None, 0, 0, text)
+        base, before = self._last.get(owner, (0, b""))
+        if text == before:
+            return Delta(base, len(text), 0, b"")
+        head, tail = _shared(before, text)
+        if head + tail > len(text) // 2:
+            self._last[owner] = seq, text
+            return Delta(base, head, tail, text[head : len(text) - tail])
         address = self.address(text)
         known = self._known.get(address)
+        self._last[owner] = known[0] if known is not None else seq, text
         if known is not None:
-            self._last[owner] = known[0], text
             return Delta(known[0], known[1], 0, b"")
-        delta = Delta(None, 0, 0, text)
-        if owner in self._last:
-            base, before = self._last[owner]
-            head, tail = _shared(before, text)
-            if head + tail > _SMALL // 2:
-                delta = Delta(base, head, tail, text[head : len(text) - tail])
-        self.remember(owner, seq, text, address)
-        return delta
-
-    def remember(self, owner: str, seq: int, text: bytes, address: bytes | None = None) -> None:
-        """This state stands in event number seq."""
-        if len(text) < _SMALL:
-            return
-        self._last[owner] = seq, text
-        self._known[address or self.address(text)] = seq, len(text)
+        self._known[address] = seq, len(text)
         if len(self._known) > 256:
             del self._known[next(iter(self._known))]
+        return Delta(None, 0, 0, text)
 
 
 def _shared(a: bytes, b: bytes) -> tuple[int, int]:

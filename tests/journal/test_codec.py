@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from loopguard.exceptions import CheckpointError
 from loopguard.journal._codec import Codec, codec_for, shown
+from loopguard.journal._growing import Growing
 from loopguard.journal._states import State, States
 
 
@@ -180,3 +181,28 @@ def test_a_list_that_grows_costs_what_was_added() -> None:
         size += len(states.add("run", seq, codec.encode(messages)).middle)
     assert size < 1.2 * len(codec.encode(messages))
     assert states.add("run", 1001, codec.encode(messages)).middle == b""
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 4),
+            st.sampled_from(["add", "set", "change"]),
+            st.one_of(st.text(), st.integers(0, 1), st.booleans(), st.sampled_from([0.0, 1.0])),
+        ),
+        max_size=12,
+    )
+)
+def test_a_list_that_is_changed_in_place_is_encoded_as_it_is_now(edits: list[tuple[int, str, Any]]) -> None:
+    """What is remembered of a list never stands for what was changed since, be it only 1 into True."""
+    codec, growing = codec_for(list[Any]), Growing(codec_for(list[Any]))
+    value: list[Any] = [{"n": 1}]
+    for place, what, item in edits:
+        place %= len(value)
+        if what == "add":
+            value = [*value[:place], {"n": item}, *value[place:]]
+        elif what == "set":
+            value[place] = item
+        elif isinstance(value[place], dict):
+            value[place]["n"] = item
+        assert growing.encode(value) == codec.encode(value)

@@ -38,7 +38,7 @@ def test_an_export_takes_each_event_once(book: journal.OpenJournal, tmp_path: Pa
 
 @pytest.mark.parametrize("tail", [b'{"run_id":"one","seq":5,"hea', '{"run_id":"ü'.encode()[:-1]])
 def test_a_torn_line_eats_no_other_record(tail: bytes, book: journal.OpenJournal, tmp_path: Path) -> None:
-    """C54: after half a record, or half a character, new records stand on lines of their own, and the damage is told."""
+    """C54: after half a record or character, new records stand on lines of their own, and the damage is told."""
     file = tmp_path / "export.jsonl"
     first = book.export(file)
     before = file.read_bytes()
