@@ -6,16 +6,19 @@ Prints medians in µs. Nothing here is a test of speed; what it asserts is that 
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+import tempfile
 import time
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import wrapt
 
-from loopguard import Budget, Guard, LoopGuardWarning, LoopLimit, MaxSteps, Run, loop, tool
+from loopguard import Budget, Guard, LoopGuardWarning, LoopLimit, MaxSteps, Run, configure, journal, loop, tool
 
 COST = Decimal("0.0001")
 ROUNDS = 9
@@ -49,6 +52,7 @@ def passed_through(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
 
 wrapped = passed_through(bare)
 guarded = tool(cost=COST)(bare)
+free = tool(name="free")(bare)
 guarded_async = tool(cost=COST)(bare_async)
 
 
@@ -193,11 +197,72 @@ def with_sdk() -> None:
     assert counter.tools - before == 3_000 * ROUNDS, counter.tools
 
 
+class Commits:
+    """The floor of a recorded call: two commits of as many bytes to a SQLite file, its start and its finish."""
+
+    def __init__(self, path: Path, durability: str) -> None:
+        self.db = sqlite3.connect(path, isolation_level=None)
+        self.db.execute("PRAGMA journal_mode = WAL")
+        self.db.execute(f"PRAGMA synchronous = {durability}")
+        self.db.execute(
+            "CREATE TABLE e (run TEXT, seq INTEGER, header BLOB, payload BLOB, PRIMARY KEY (run, seq)) WITHOUT ROWID"
+        )
+        self.seq = 0
+
+    def __call__(self, calls: int) -> float:
+        """Seconds for so many calls."""
+        started = time.perf_counter()
+        for _ in range(2 * calls):
+            self.seq += 1
+            self.db.execute("INSERT INTO e VALUES ('run', ?, ?, ?)", (self.seq, b"h" * 400, b"p" * 120))
+        return time.perf_counter() - started
+
+
+def kept(folder: Path) -> None:
+    """(c): with a journal. Wall time, since the disk is what it waits for; floor and call take turns."""
+    print("with a journal (wall time)")
+    for durability, calls in (("normal", 500), ("full", 25)):
+        configure(durability=durability)
+        floor, times = Commits(folder / f"floor-{durability}.db", durability), []
+
+        @loop(max=1, store=f"sqlite:///{folder}/calls-{durability}.db", guard=Guard(LoopLimit(0)))
+        def calling(state: int) -> int:
+            for turn in range(ROUNDS):
+                bottom = floor(calls)  # noqa: B023  # called in this round only
+                started = time.perf_counter()
+                for i in range(calls):  # noqa: B023  # as above
+                    free(turn * 10**6 + i)
+                times.append((time.perf_counter() - started, bottom))  # noqa: B023  # as above
+            return state
+
+        calling(0)
+        per_call, bottom = (sorted(side)[ROUNDS // 2] / calls * 1e6 for side in zip(*times, strict=True))
+        report(f"two SQLite commits, {durability}: the floor", bottom)
+        report(f"a recorded call, {durability}", per_call, bottom, "floor (aim 1.5)")
+        floor.db.close()
+    configure(durability="normal")
+    for iterations in (250, 500, 1_000):
+        path = folder / f"grown-{iterations}.db"
+
+        @loop(max=iterations, store=f"sqlite:///{path}")
+        def growing(messages: list[dict[str, str]]) -> list[dict[str, str]]:
+            return [*messages, {"role": "user", "content": f"message {len(messages)} {'x' * 100}"}]
+
+        started = time.perf_counter()
+        growing([])
+        took = (time.perf_counter() - started) / iterations * 1e6
+        journal.open(f"sqlite:///{path}").close()
+        size = path.stat().st_size / iterations
+        report(f"an iteration of {iterations:,} whose list grows ({size:,.0f} bytes in the file)", took)
+
+
 def main() -> None:
     """Print the table."""
     warnings.simplefilter("ignore", LoopGuardWarning)
     without_sdk()
     with_sdk()
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:  # where /tmp may be in memory
+        kept(Path(folder))
 
 
 if __name__ == "__main__":

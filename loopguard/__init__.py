@@ -65,7 +65,7 @@ from loopguard.questions import ask_in_terminal
 from loopguard.telemetry import configure_telemetry
 
 if _TYPE_CHECKING:
-    from loopguard import testing
+    from loopguard import journal, testing
 
 __all__ = [
     "AlreadyDecided",
@@ -119,6 +119,7 @@ __all__ = [
     "current_call",
     "current_run",
     "evaluators",
+    "journal",
     "judges",
     "loop",
     "meter",
@@ -131,7 +132,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """`loopguard.testing` is loaded when it is first asked for: programs in production never do."""
-    if name == "testing":
-        return _import_module("loopguard.testing")
+    """`loopguard.journal` and `loopguard.testing` are loaded when they are first asked for."""
+    if name in ("journal", "testing"):
+        return _import_module(f"loopguard.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

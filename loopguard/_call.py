@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import os
 import secrets
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from types import MappingProxyType
@@ -143,6 +145,17 @@ class Binder:
         return tuple(args), kwargs
 
 
+def _module_of(fn: Any) -> str:
+    """The module of a function by the name that others import it by, also where it is the script that runs."""
+    module: str = getattr(fn, "__module__", None) or ""
+    if module != "__main__":
+        return module
+    main = sys.modules[module]
+    spec = getattr(main, "__spec__", None)
+    file = getattr(main, "__file__", None)
+    return spec.name if spec is not None else os.path.splitext(os.path.basename(file))[0] if file else module
+
+
 class Tool:
     """What a decorator says about one function. Immutable; holds no state of any run."""
 
@@ -194,7 +207,7 @@ class Tool:
         self.takes_self = not hasattr(self.fn, "__self__") and not isinstance(self.fn, functools.partial)
         self.own = None if inspect.isroutine(self.fn) or inspect.isclass(self.fn) else self.fn
         """A partial or a callable object, which tells tools of one name apart as a method's self does."""
-        self.ident = f"{name}:{getattr(self.fn, '__module__', '')}.{getattr(self.fn, '__qualname__', '')}"
+        self.ident = f"{name}:{_module_of(self.fn)}.{getattr(self.fn, '__qualname__', '')}"
         self.cost = cost
         self.cost_fn = cost_fn
         self.approve = approve

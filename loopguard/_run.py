@@ -79,6 +79,8 @@ class Run:
     """What keeps this run in a journal, or None: see loopguard.journal."""
     place: Mapping[str, Any] = MappingProxyType({})
     """Where it stands in a journal: what its RunStarted event says of that."""
+    past: Sequence[tuple[str, bool]] = ()
+    """The tool calls of earlier processes, where the run was resumed: (tool, whether in this iteration)."""
     raised: Mapping[str, int] = MappingProxyType({})
     """Caps that were raised when the run was resumed, by unit."""
     span: Any = None

@@ -26,7 +26,7 @@ GUARDRAILS = {
 }
 HELPERS = {"Approval", "Inbox", "PriceBook", "Usage", "ask_in_terminal", "charge", "meter"}
 PLACES = {"configure", "configure_telemetry", "current_call", "current_run"}
-SUBMODULES = {"conditions", "context", "evaluators", "judges", "telemetry", "testing", "typing"}
+SUBMODULES = {"conditions", "context", "evaluators", "journal", "judges", "telemetry", "testing", "typing"}
 PROMISED = DECORATORS | GUARDRAILS | HELPERS | PLACES | SUBMODULES | {*_outcomes.__all__, *exceptions.__all__}
 # Promised, but not built yet: a name leaves this set when it arrives.
 LATER = {"Flow", "Inbox", "await_input", "dispatch", "llm", "step"}

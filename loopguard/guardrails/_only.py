@@ -38,9 +38,13 @@ class Which:
 
     def covers_tool(self, tool: Tool) -> bool:
         """Whether calls of this tool may be meant (a predicate decides call by call)."""
+        return self.covers_name(tool.name)
+
+    def covers_name(self, name: str) -> bool:
+        """The same of a tool's name."""
         if self.patterns is None:
             return True
-        return any(fnmatch.fnmatchcase(tool.name, pattern) for pattern in self.patterns)
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.patterns)
 
     def covers(self, call: ToolCall) -> bool:
         """Whether this call is meant."""

@@ -88,8 +88,11 @@ class _PartialCap(_Cap):
 
     def __init__(self, guardrail: MaxSteps, run: Run) -> None:
         super().__init__(guardrail, run)
-        self.count = 0
-        self.iteration = 0
+        # what earlier processes of a resumed run have used; what a predicate would have said of that nobody knows
+        which, each = guardrail.which, guardrail.per == "iteration"
+        known = which.predicate is None
+        self.count = sum(known and which.covers_name(name) and (now or not each) for name, now in run.past)
+        self.iteration = run.iteration if each else 0
 
     def prepare(self, call: ToolCall) -> None:
         if self.guardrail.which.predicate is not None:

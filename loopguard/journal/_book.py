@@ -171,6 +171,10 @@ class OpenJournal:
             raise RunConflict(f"the run {run_id!r} is being driven: it can't be deleted now")
         self._writer.use(lambda journal: journal.delete(run_id))
 
+    def close(self) -> None:
+        """Let go of the file, for this whole process; it is opened again when something is read or written."""
+        self._writer.close()
+
     def _rows(self, run_id: str) -> list[Row]:
         def work(journal: Journal) -> list[Row]:
             journal.salt(run_id)  # RunNotFound

@@ -66,6 +66,12 @@ class Call:
     times: int = 1
     """How often its body was begun; each time may end in a question of its own."""
 
+    @property
+    def counts(self) -> bool:
+        """Whether it is a step of its run: an interrupted one isn't, until a person says that it has run."""
+        ran = self.answer is not None and self.answer.decision == "ran"
+        return self.open or self.finished is not None or ran
+
 
 @dataclass(slots=True)
 class ModelCall:
@@ -235,6 +241,7 @@ class Story:
             self.step(question.run_id)
             call = self.calls.get(question.call_id or "")
             if call is not None:
+                call.answer = event
                 self.charge(question.run_id, call.started.reserved)
 
     def _BudgetExtended(self, event: events.BudgetExtended) -> None:  # noqa: N802  # named after its event

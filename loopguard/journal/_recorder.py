@@ -243,6 +243,15 @@ class Recorder:
             owner, iteration = started.owner_id, started.owner_iteration
         return False
 
+    def past_calls(self, run_id: str, number: int) -> list[tuple[str, bool]]:
+        """The calls that a run and those inside it have made: (tool, whether in this iteration of it)."""
+        found = []
+        for call in self.story.calls.values():
+            owner, iteration = call.started.owner_id, call.started.owner_iteration
+            if call.counts and self._stands_in(owner, iteration, run_id, None):
+                found.append((call.started.tool, self._stands_in(owner, iteration, run_id, number)))
+        return found
+
     def place_of(self, run: Run, digest: str) -> dict[str, Any]:
         """Where a loop stands that begins inside this run."""
         if run.parent is None or run is self.run:

@@ -723,3 +723,36 @@ def test_a_run_that_ended_before_its_first_iteration_says_so_again(store: str) -
         step(1)
     result = step.run(1, run_id="r")
     assert step.run(1, run_id="r").stop_reason is result.stop_reason is StopReason.MAX_STEPS
+
+
+def test_limits_on_some_tools_or_of_one_iteration_are_those_of_all_processes(store: str, ran: list[str]) -> None:
+    """MaxSteps with only= or per="iteration" counts what earlier processes have used."""
+    dying = True
+
+    @tool
+    def search(n: int) -> int:
+        ran.append(f"search {n}")
+        return n
+
+    @tool
+    def other(n: int) -> int:
+        ran.append(f"other {n}")
+        return n
+
+    @loop(max=3, guard=Guard(MaxSteps(3, only="search*"), MaxSteps(3, per="iteration")), store=store)
+    def step(n: int) -> int:
+        search(n)
+        other(n)
+        if dying and n == 2:
+            raise Killed
+        search(n + 10)
+        search(n + 20)
+        return n + 1
+
+    with pytest.raises(Killed):
+        step.run(2, run_id="r")
+    dying = False
+    result = step.resume("r")
+    assert result.stop_reason is StopReason.MAX_STEPS
+    assert ran == ["search 2", "other 2", "search 12"]
+    assert "per iteration" in str(result.error)
