@@ -41,7 +41,11 @@ def _drive(run: LoopRun) -> None:
     except BaseException as exc:
         _let_go(run, exc)
         raise
-    run.ended()
+    try:
+        run.ended()
+    except JournalError as exc:
+        run.keep(exc)
+        raise
 
 
 async def _drive_async(run: LoopRun) -> None:
@@ -60,10 +64,14 @@ async def _drive_async(run: LoopRun) -> None:
     except BaseException as exc:
         _let_go(run, exc)
         raise
-    if run.recorder is not None:
-        await in_thread(run.ended, "journal")
-    elif run.run.recorder is not None:
-        await run.run.recorder.settled_async()
+    try:
+        if run.recorder is not None:
+            await in_thread(run.ended, "journal")
+        elif run.run.recorder is not None:
+            await run.run.recorder.settled_async()
+    except JournalError as exc:
+        run.keep(exc)
+        raise
 
 
 def _let_go(run: LoopRun, exc: BaseException) -> None:

@@ -41,6 +41,7 @@ from loopguard.evaluators import BaseEvaluator
 from loopguard.exceptions import (
     ConfigurationError,
     EvaluationFailed,
+    JournalError,
     JudgeError,
     LoopHalted,
     LoopStopped,
@@ -195,6 +196,11 @@ class LoopRun:
             self.recorder.close(str(reason or StopReason.ERROR))
         elif self.run.recorder is not None:
             self.run.recorder.settled()
+
+    def keep(self, exc: JournalError) -> None:
+        """The result couldn't be written down, but `result_of(exc)` has it."""
+        if self.outcome is not None:
+            attach_result(exc, self.outcome, [run.id for run in self.run.chain])
 
     def recorded_outcome(self) -> LoopResult[Any]:
         """The result that the journal holds, handed over as this loop does."""

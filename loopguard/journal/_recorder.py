@@ -55,7 +55,8 @@ class Recorder:
         """What the body of the iteration under way returned, by run."""
         self._tools: dict[str, Tool] = {}
         self._trouble: CheckpointError | None = None
-        self._seen: Counter[tuple[Any, ...]] = Counter()
+        self._seen: dict[tuple[str, int], Counter[tuple[str, ...]]] = {}
+        """How often what was asked for, in each iteration that is under way."""
         self._counting = threading.Lock()
         self.resuming: int | None = None
         """The iteration of the outermost loop that is run again, while it is."""
@@ -98,6 +99,8 @@ class Recorder:
         if isinstance(event, events.IterationReturned):
             self._returned[event.run_id] = event.value
             self._passed(event)
+        elif isinstance(event, events.IterationEnded):
+            self._seen.pop((event.run_id, event.iteration or 0), None)
         elif isinstance(event, events.RunEnded):
             self._codecs.pop(event.run_id, None)
             self._returned.pop(event.run_id, None)
@@ -257,14 +260,15 @@ class Recorder:
         if run.parent is None or run is self.run:
             return {}
         owner = loop_of(run.parent)
-        key = "run", owner.id, owner.iteration, run.name, digest
-        return {"owner_id": owner.id, "owner_iteration": owner.iteration, "occurrence": self._count(key)}
+        number = self._count(owner, "run", run.name, digest)
+        return {"owner_id": owner.id, "owner_iteration": owner.iteration, "occurrence": number}
 
-    def _count(self, key: tuple[Any, ...]) -> int:
-        """Which one of its kind this is."""
+    def _count(self, owner: Run, *what: str) -> int:
+        """Which one of its kind this is in its iteration."""
         with self._counting:
-            self._seen[key] += 1
-            return self._seen[key]
+            seen = self._seen.setdefault((owner.id, owner.iteration), Counter())
+            seen[what] += 1
+            return seen[what]
 
     def recorded_run(self, place: dict[str, Any], name: str, digest: str) -> RunStory | None:
         """The run that stood in this place before."""
@@ -319,10 +323,12 @@ class Recorder:
             if record is not None:
                 return (yield from self._replay(call, record))
         self._tools[key] = tool
-        if tool.colour in (GENERATOR, ASYNC_GENERATOR):
+        inside = None
+        if tool.colour in (GENERATOR, ASYNC_GENERATOR):  # between its items it is the consumer who makes calls
             call.yielded = []
             call.fn = functools.partial(_Noting if tool.colour == GENERATOR else _AsyncNoting, call.fn, call.yielded)
-        inside = _INSIDE.set(key)
+        else:
+            inside = _INSIDE.set(key)
         try:
             result = yield from proceed(call)
         except Exception:
@@ -330,17 +336,15 @@ class Recorder:
             raise
         finally:
             self._tools.pop(key, None)
-            try:
+            if inside is not None:
                 _INSIDE.reset(inside)
-            except ValueError:  # a generator that was closed elsewhere: there is nothing to restore there
-                pass
         yield self.commit(tool.colour)
         return result
 
     def _place(self, call: ToolCall) -> dict[str, Any]:
         owner = loop_of(call.run)
         digest, durable = _digest(call)
-        number = self._count(("call", owner.id, owner.iteration, digest))
+        number = self._count(owner, "call", digest)
         unique = "" if durable else f":{new_id('live')}"
         return {
             "digest": digest,
@@ -456,7 +460,7 @@ class Recorder:
         digest = hashlib.sha256(request).hexdigest()
         return {
             "digest": digest,
-            "occurrence": self._count(("model", owner.id, owner.iteration, digest)),
+            "occurrence": self._count(owner, "model", digest),
             "owner_id": owner.id,
             "owner_iteration": owner.iteration,
         }

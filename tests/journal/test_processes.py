@@ -28,7 +28,7 @@ from loopguard.testing import MessagesServer, Reply
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked here")
 
-KILLS = 40
+KILLS = 30
 
 
 class _Heard:
@@ -140,15 +140,12 @@ def _runs(pid: int) -> bool:
 class Stage:
     """Starts victims on one store."""
 
-    def __init__(self, store: str, folder: Path) -> None:
+    def __init__(self, store: str, folder: Path, forks: subprocess.Popen[str]) -> None:
         self.store = store
         self.folder = folder
         self.counter = Counter()
         self._numbers = itertools.count(1)
-        script = Path(__file__).parent / "victims.py"
-        self._forks = subprocess.Popen(
-            [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        self._forks = forks
 
     def start(self, program: str, **args: Any) -> Victim:
         """A new process that runs this program of victims.py."""
@@ -196,19 +193,24 @@ class Stage:
 
     def close(self) -> None:
         """Nothing is left behind."""
-        assert self._forks.stdin is not None
-        assert self._forks.stdout is not None
-        self._forks.stdin.close()
-        self._forks.wait()
-        self._forks.stdout.close()
         self.counter.server.shutdown()
         self.counter.server.server_close()
 
 
+@pytest.fixture(scope="module")
+def forks() -> Iterator[subprocess.Popen[str]]:
+    """victims.py, ready to be forked."""
+    script = str(Path(__file__).parent / "victims.py")
+    with subprocess.Popen(
+        [sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        yield process
+
+
 @pytest.fixture
-def stage(store: str, tmp_path: Path) -> Iterator[Stage]:
+def stage(store: str, tmp_path: Path, forks: subprocess.Popen[str]) -> Iterator[Stage]:
     """Processes that can be killed."""
-    made = Stage(store, tmp_path)
+    made = Stage(store, tmp_path, forks)
     yield made
     made.close()
 

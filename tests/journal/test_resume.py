@@ -756,3 +756,36 @@ def test_limits_on_some_tools_or_of_one_iteration_are_those_of_all_processes(sto
     assert result.stop_reason is StopReason.MAX_STEPS
     assert ran == ["search 2", "other 2", "search 12"]
     assert "per iteration" in str(result.error)
+
+
+def test_calls_between_the_items_of_a_generator_are_not_run_again(store: str, ran: list[str]) -> None:
+    """They are the consumer's own, each with its record, though the generator is answered from one, too."""
+    dying = True
+
+    @tool
+    def pages() -> Iterator[int]:
+        yield 1
+        yield 2
+
+    @tool
+    def pay(n: int) -> int:
+        ran.append(f"pay {n}")
+        return n
+
+    @tool
+    def outer(n: int) -> int:
+        ran.append(f"outer {n}")
+        return pay(n + 10)
+
+    @loop(max=1, store=store)
+    def step(n: int) -> int:
+        total = sum(pay(page) for page in pages()) + outer(5)
+        if dying:
+            raise Killed
+        return total + pay(99)
+
+    with pytest.raises(Killed):
+        step.run(0, run_id="r")
+    dying = False
+    assert step.resume("r").value == 3 + 15 + 99
+    assert ran == ["pay 1", "pay 2", "outer 5", "pay 15", "pay 99"]
