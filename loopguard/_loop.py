@@ -26,19 +26,23 @@ R = TypeVar("R")
 T = TypeVar("T")
 S = TypeVar("S")
 
-DEFAULT_MAX = 10
-_UNSET: Any = object()
+
+class _Unsaid(int):
+    """The default of max, told apart from a max that somebody gave."""
+
+
+DEFAULT_MAX = _Unsaid(10)
 
 
 def _drive(run: LoopRun) -> None:
     with run:
-        run.outcome = run.finish(drive_sync(run.steps()))
+        run.outcome = drive_sync(run.steps())
 
 
 async def _drive_async(run: LoopRun) -> None:
     running_task(run.run.name)
     with run:
-        run.outcome = run.finish(await drive_async(run.steps()))
+        run.outcome = await drive_async(run.steps())
 
 
 def _call(options: LoopOptions, fn: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -187,7 +191,7 @@ def loop(
     fn: Any = None,
     /,
     *,
-    max: Any = _UNSET,
+    max: int = DEFAULT_MAX,
     until: Any = None,
     until_llm: str | None = None,
     judge: Any = None,
@@ -229,9 +233,9 @@ def loop(
     The decorated function is called as before and returns the last state; ``.run(…)`` takes the same
     arguments and returns a LoopResult. A wrong option is a ConfigurationError at decoration.
     """
-    given = max is not _UNSET
+    given = max is not DEFAULT_MAX
     options = {
-        "max": max if given else DEFAULT_MAX,
+        "max": max,
         "until": until,
         "until_llm": until_llm,
         "judge": judge,
