@@ -357,7 +357,6 @@ def test_attempts_are_neither_new_steps_nor_new_questions_nor_seen_by_hooks(colo
     assert log == ["hook in", "ask", "hook out"]
 
 
-@pytest.mark.parametrize("colour", ["sync"], indirect=True)
 def test_a_run_that_was_stopped_between_two_attempts_says_what_the_first_one_raised(colour: Colour) -> None:
     """The refusal that ends the call has the tool's error for its cause."""
     error = LookupError("gone")
@@ -376,6 +375,7 @@ def test_a_run_that_was_stopped_between_two_attempts_says_what_the_first_one_rai
         assert (caught.value.code, caught.value.__cause__, run.steps) == ("stopped", error, 1)
 
 
+@pytest.mark.parametrize("colour", ["sync"], indirect=True)
 def test_each_attempt_has_the_whole_timeout(colour: Colour) -> None:
     """Timeout is inside of Retry: a timed-out attempt is a failure like any other, and tried again."""
     release = threading.Event()
