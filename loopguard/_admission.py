@@ -245,6 +245,7 @@ class Admission:
 
     def readmit(self, old: ToolCall, new: ToolCall) -> ToolCallRefused | None:
         """Admit an edited call in the place of the old one, in one step."""
+        new.observed = None
         new.amounts = self._estimate(new)
         for prepare in self.preparers:
             prepare(new)

@@ -34,6 +34,8 @@ class Approval:
             raise ConfigurationError(f"grant={self.grant!r}: give 'once' or 'run'")
         if self.reason is not None and not isinstance(self.reason, str):
             raise ConfigurationError(f"reason={self.reason!r}: give a text or None")
+        if not isinstance(self.arguments, Mapping if self.decision == "edit" else type(None)):
+            raise ConfigurationError(f"Approval({self.decision!r}, arguments={self.arguments!r}): use Approval.edit()")
 
     @classmethod
     def approve(cls, grant: Literal["once", "run"] = "once", *, by: str | None = None) -> Approval:

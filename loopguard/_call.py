@@ -126,19 +126,19 @@ class Binder:
             )
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
-        by_name = False
         for name, p in self.signature.parameters.items():
             if name not in arguments:
                 if p.kind is p.VAR_POSITIONAL or p.kind is p.VAR_KEYWORD:
                     continue
                 if p.default is p.empty:
                     raise TypeError(f"no value for the parameter {name}")
-                by_name = True
+                if p.kind is not p.KEYWORD_ONLY:
+                    args.append(p.default)
             elif p.kind is p.VAR_POSITIONAL:
                 args.extend(arguments[name])
             elif p.kind is p.VAR_KEYWORD:
-                kwargs.update(arguments[name])
-            elif p.kind is p.KEYWORD_ONLY or (by_name and p.kind is not p.POSITIONAL_ONLY):
+                kwargs = dict(**kwargs, **arguments[name])
+            elif p.kind is p.KEYWORD_ONLY:
                 kwargs[name] = arguments[name]
             else:
                 args.append(arguments[name])

@@ -152,10 +152,14 @@ class Guard:
 
     def join(self, run: Run) -> None:
         """Stand on a run."""
-        if self.listener is not None and self.listener not in run.listeners:
-            run.listeners = (*run.listeners, self.listener)
+        self.listen(run)
         if run.max_refusals is None and not isinstance(self.max_refusals, _Inherited):
             run.max_refusals = self.max_refusals
+
+    def listen(self, run: Run) -> None:
+        """Hear what happens in a run."""
+        if self.listener is not None and self.listener not in run.listeners:
+            run.listeners = (*run.listeners, self.listener)
 
     # -- making tools ----------------------------------------------------------------------------
 

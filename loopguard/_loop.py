@@ -27,8 +27,12 @@ R = TypeVar("R")
 T = TypeVar("T")
 S = TypeVar("S")
 
-DEFAULT_MAX = 10
-_UNSET: Any = object()
+
+class _Unsaid(int):
+    """The default of max, told apart from a max that somebody gave."""
+
+
+DEFAULT_MAX = _Unsaid(10)
 
 
 def _drive(run: LoopRun) -> None:
@@ -37,7 +41,7 @@ def _drive(run: LoopRun) -> None:
         return
     try:
         with run:
-            run.outcome = run.finish(drive_sync(run.steps()))
+            run.outcome = drive_sync(run.steps())
     except BaseException as exc:
         _let_go(run, exc)
         raise
@@ -60,7 +64,7 @@ async def _drive_async(run: LoopRun) -> None:
         return
     try:
         with run:
-            run.outcome = run.finish(await drive_async(run.steps()))
+            run.outcome = await drive_async(run.steps())
     except BaseException as exc:
         _let_go(run, exc)
         raise
@@ -338,7 +342,7 @@ def loop(
     fn: Any = None,
     /,
     *,
-    max: Any = _UNSET,
+    max: int = DEFAULT_MAX,
     until: Any = None,
     until_llm: str | None = None,
     judge: Any = None,
@@ -383,9 +387,9 @@ def loop(
     The decorated function is called as before and returns the last state; ``.run(…)`` takes the same
     arguments and returns a LoopResult. A wrong option is a ConfigurationError at decoration.
     """
-    given = max is not _UNSET
+    given = max is not DEFAULT_MAX
     options = {
-        "max": max if given else DEFAULT_MAX,
+        "max": max,
         "until": until,
         "until_llm": until_llm,
         "judge": judge,

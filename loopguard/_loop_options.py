@@ -45,16 +45,12 @@ class LoopOptions:
             raise ConfigurationError(f"loop(max_retries={self.max_retries!r}): give an int of at least 0")
         self.on_reject: str = _one_of(options, "on_reject", "retry", "continue")
         self.on_failure: str = _one_of(options, "on_failure", "raise", "return")
-        self.best = _callable(options["best"], "best")
+        self.best = _plain(options["best"], "best")
         self.fallback = _callable(options["fallback"], "fallback")
         self.guards = _guards(options["guard"], options["budget"])
         self.timeout = _seconds(options["timeout"])
         self.on_iteration = _callable(options["on_iteration"], "on_iteration")
-        self.on_transition = _callable(options["on_transition"], "on_transition")
-        if self.on_transition is not None and colour_of(self.on_transition) == ASYNC:
-            raise ConfigurationError(
-                f"loop(on_transition={self.on_transition!r}): give a plain function, not an async one"
-            )
+        self.on_transition = _plain(options["on_transition"], "on_transition")
         self.on_limit: str = _one_of(options, "on_limit", "return", "raise")
         self.store = _store(options.get("store"))
         self.signature = inspect.signature(self.fn)
@@ -142,6 +138,13 @@ def _seconds(value: Any) -> float | None:
 def _callable(value: Any, what: str) -> Any:
     if value is not None and not callable(value):
         raise ConfigurationError(f"loop({what}={value!r}): give a function")
+    return value
+
+
+def _plain(value: Any, what: str) -> Any:
+    """A function that is called where nothing could await it."""
+    if _callable(value, what) is not None and colour_of(value) == ASYNC:
+        raise ConfigurationError(f"loop({what}={value!r}): give a plain function, not an async one")
     return value
 
 

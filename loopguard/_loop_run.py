@@ -125,6 +125,7 @@ class LoopRun:
         self.rejections = 0
         self.outcome: LoopResult[Any] | None = None
         self.token: Any = None
+        self.reason: StopReason | None = None
         self.recorder: Any = None
         """What keeps this run in a journal, where it is the outermost that is kept there."""
         self.kept: Any = None
@@ -277,7 +278,7 @@ class LoopRun:
             self.options.on_transition(made)
 
     def steps(self) -> Steps:
-        """The iterations, as effects; evaluates to why it stopped."""
+        """The iterations, as effects; evaluates to what the loop came to by its own rules."""
         options, run = self.options, self.run
         for each in (options.judge, *options.evaluators):
             if isinstance(each, AnthropicJudge | BaseEvaluator):
@@ -291,11 +292,13 @@ class LoopRun:
                     self.move("next")
                 run.iteration += 1
             stop = yield from self.iterate()
-            if stop is not None:
-                return stop
-            if run.iteration >= options.max:
+            if stop is None and run.iteration >= options.max:
                 self.check_stopped()  # whatever swallowed it: a loop that was stopped has not come to its end
-                return StopReason.MAX_ITERATIONS
+                stop = StopReason.MAX_ITERATIONS
+            if stop is StopReason.EVALUATION_FAILED:
+                return (yield from self.degrade())
+            if stop is not None:
+                return self.finish(stop)
 
     def iterate(self) -> Steps:
         """One iteration: the body, on_iteration, until. (Evaluators and judges will stand between them.)"""
@@ -479,7 +482,9 @@ class LoopRun:
     def given(self) -> Verdict | None:
         """The next verdict, where the journal has it."""
         verdict = self.verdicts.get(len(self.history[-1].verdicts))
-        return None if verdict is None else verdict_of(verdict, codec_of(self.options))
+        if verdict is None or verdict.verdict.value.lost is not None:  # what it had parsed could not be written down
+            return None
+        return verdict_of(verdict, codec_of(self.options))
 
     def check_parked(self) -> None:
         """Raise what parks this run, though the body has swallowed it: its value isn't the iteration's."""
@@ -524,8 +529,6 @@ class LoopRun:
 
     def finish(self, reason: StopReason) -> LoopResult[Any]:
         """The result of a loop that ended by its own rules."""
-        if reason is StopReason.EVALUATION_FAILED:
-            return self.degrade()
         if reason is StopReason.MAX_ITERATIONS and self.options.conditional:
             self.move("stop")
         else:
@@ -539,18 +542,20 @@ class LoopRun:
                 raise LoopStopped(result)
         return result
 
-    def degrade(self) -> LoopResult[Any]:
+    def degrade(self) -> Generator[Effect, Any, LoopResult[Any]]:
         """The evaluators never agreed: raise, or return the best there is, or the fallback's value."""
         options = self.options
-        self.move("fail")
-        result = self.result(StopReason.EVALUATION_FAILED, None)
-        if options.fallback is None and options.on_failure == "raise":
-            raise EvaluationFailed(result)
+        reason = StopReason.EVALUATION_FAILED
         if options.fallback is not None:
-            value, what = options.fallback(result), "the fallback's value"
+            value, what = (yield Ask(options.fallback, self.result(reason, None))), "the fallback's value"
+        elif options.on_failure == "raise":
+            self.move("fail")
+            raise EvaluationFailed(self.result(reason, None))
         else:
             values = [iteration.value for iteration in self.history]
             value, what = (max(values, key=options.best), "the best") if options.best else (values[-1], "the latest")
+        self.move("fail")
+        result = self.result(reason, None)
         warning = f"loop {self.run.name}: the evaluators rejected the last {self.rejections} values; this is {what}"
         _log.warning(warning)
         return replace(result, value=value, warnings=(*result.warnings, warning))
@@ -558,7 +563,7 @@ class LoopRun:
     def stopped(self, exc: BaseException) -> LoopResult[Any] | None:
         """The result if exc is a refusal or halt that ends just this loop; None if it must go on upwards."""
         cause = only_refusals(exc)
-        if cause is None or not _ends_here(self.run, cause):
+        if cause is None or self.state not in _UNDER_WAY or not _ends_here(self.run, cause):
             return None
         if isinstance(cause, LoopHalted):
             overdue = any(run.overdue() or _timed_out(run) for run in self.run.chain)
@@ -575,7 +580,7 @@ class LoopRun:
 
     def failed(self, exc: BaseException) -> None:
         """Leave the partial result, and where it happened, on an exception that goes on upwards."""
-        if self.state in (LoopState.RUNNING, LoopState.RETRY):
+        if self.state in _UNDER_WAY:
             try:
                 self.move("fail" if only_refusals(exc) is None else "stop")
             except Exception:  # on_transition is the user's; exc is what has to arrive
@@ -586,6 +591,7 @@ class LoopRun:
             annotate(exc, f"in loop {self.run.name!r}, iteration {self.run.iteration} of at most {self.options.max}")
 
 
+_UNDER_WAY = (LoopState.RUNNING, LoopState.RETRY)
 _DONE = (StopReason.UNTIL, StopReason.UNTIL_LLM, StopReason.EVALUATED)
 _USAGE = frozenset(Usage.__slots__)
 _NO_USAGE = Usage()

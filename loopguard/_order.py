@@ -43,11 +43,9 @@ def compile_plan(tool: Tool, run: Run | None) -> Admission:
     stations = _stations(tool, run)
     if any(ancestor.ended for ancestor in run.chain):
         run.root.alarm = True  # so that the latch of the ended run is looked at
-    listeners = run.listeners
     for guard in tool.guards:
-        if guard.listener is not None and guard.listener not in listeners:
-            listeners = (*listeners, guard.listener)
-    plan = _assemble(tool, run.chain, stations, listeners, default_loop_limit=True)
+        guard.listen(run)
+    plan = _assemble(tool, run.chain, stations, run.listeners, default_loop_limit=True)
     if not run.ended:
         run.plans[tool] = plan
     return plan
@@ -178,7 +176,7 @@ def _check_colours(tool: Tool, approvers: Iterable[ApproveTool]) -> None:
     if tool.colour in (ASYNC, ASYNC_GENERATOR):
         return
     for approver in approvers:
-        if inspect.iscoroutinefunction(approver.approver) and (tool.approve or approver.which.covers_tool(tool)):
+        if inspect.iscoroutinefunction(approver.approver) and approver.which.covers_tool(tool):
             raise ConfigurationError(
                 f"{approver!r} is async, but the tool {tool.name} is sync: nothing could await the answer. "
                 f"Make the tool `async def`, or the approver a plain function."

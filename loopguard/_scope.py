@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from loopguard._outcomes import LoopResult, StopReason, only_refusals, stop_reason_of
 from loopguard._run import Run, current_run
 from loopguard._threads import running_task
-from loopguard.exceptions import LoopHalted, LoopStopped, ToolCallRefused
+from loopguard.exceptions import ConfigurationError, LoopHalted, LoopStopped, ToolCallRefused
 from loopguard.telemetry._runs import RunSpan
 from loopguard.telemetry._spans import provider_is_set
 
@@ -40,6 +40,8 @@ class Scope:
     """A run without a loop, as a context manager: sync and async."""
 
     def __init__(self, name: str, guards: tuple[Guard, ...]) -> None:
+        if not isinstance(name, str) or not name:
+            raise ConfigurationError(f"Guard.scope({name!r}): give a text")
         self._name = name
         self._guards = guards
         self._entered: dict[Run, tuple[Token[Any], Any]] = {}

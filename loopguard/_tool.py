@@ -15,7 +15,7 @@ from loopguard._order import compile_plan
 from loopguard._threads import in_thread
 from loopguard._wrapped import BoundWrapper, Wrapper, in_class_body
 from loopguard.exceptions import ConfigurationError
-from loopguard.guardrails import Timeout
+from loopguard.guardrails.resilience import number
 
 if TYPE_CHECKING:
     from loopguard._guard import Guard
@@ -166,7 +166,7 @@ def make_tool(fn: Any, options: Mapping[str, Any], guards: tuple[Guard, ...]) ->
             idempotent=_flag(options["idempotent"], "tool(idempotent"),
             repeatable=_flag(options["repeatable"], "tool(repeatable"),
             require_run=_flag(options["require_run"], "tool(require_run"),
-            timeout=None if options["timeout"] is None else Timeout(options["timeout"]).seconds,
+            timeout=None if options["timeout"] is None else number(options["timeout"], "tool(timeout"),
             raises=_exceptions(options["raises"]),
             self_key=_callback(options["self_key"], "tool(self_key"),
             guards=guards,

@@ -5,15 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import hypothesis
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from loopguard.telemetry import _spans
+
+# A busy machine is no failure; where a change is judged, the same examples are tried each time.
+hypothesis.settings.register_profile("loopguard", deadline=None, derandomize="CI" in os.environ)
+hypothesis.settings.load_profile("loopguard")
 
 COLOURS = ("sync", "async", "generator", "async generator")
 

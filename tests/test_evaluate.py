@@ -262,6 +262,32 @@ def test_a_fallback_supplies_the_value(colour: Colour) -> None:
         colour.call(loop(max=9, evaluate=never, fallback=lambda result: 1 / 0)(colour.make(append)), "draft")
 
 
+def test_an_async_fallback_is_awaited_or_refused() -> None:
+    """A sync loop can't await it, and never returns the coroutine as the value."""
+
+    async def fallback(result: LoopResult[str]) -> str:
+        await asyncio.sleep(0)
+        return "later"
+
+    async def write(task: str) -> str:
+        return task
+
+    assert asyncio.run(loop(max=3, evaluate=never, fallback=fallback)(write)("draft")) == "later"
+    with pytest.raises(ConfigurationError, match="can't be awaited"):
+        loop(max=3, evaluate=never, fallback=fallback)(append)("draft")
+
+
+@both
+def test_a_refusal_in_the_fallback_stops_the_loop(colour: Colour) -> None:
+    """As one in the body would: with the stop reason that the refusal has."""
+
+    def fallback(result: LoopResult[str]) -> str:
+        raise ToolCallRefused("budget", "Budget", "write", "no money")
+
+    result = colour.call(loop(max=3, evaluate=never, fallback=fallback)(colour.make(append)).run, "draft")
+    assert (result.stop_reason, result.transitions[-1].target) == ("budget", LoopState.TERMINATED)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -270,6 +296,7 @@ def test_a_fallback_supplies_the_value(colour: Colour) -> None:
         *(({"on_reject": value}, "'retry' or 'continue'") for value in ("again", None)),
         *(({"on_failure": value}, "'raise' or 'return'") for value in ("ignore", None)),
         *(({name: "x"}, name) for name in ("best", "fallback")),
+        ({"best": asyncio.sleep}, "best.*plain function"),
     ],
     ids=str,
 )

@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import dataclasses
 import functools
+import inspect
 import logging
 import sys
 import threading
@@ -40,6 +41,7 @@ from loopguard import (
     tool,
 )
 from loopguard import _events as events
+from loopguard.conditions import at_least
 from tests.conftest import Colour
 
 both = pytest.mark.parametrize("colour", ["sync", "async"], indirect=True)
@@ -579,6 +581,24 @@ def test_until_gets_the_iteration_only_if_it_asks_for_it(until: Callable[..., bo
         return n + 1
 
     assert step(0) == 2
+
+
+def test_a_joined_condition_gets_the_iteration_as_it_would_alone() -> None:
+    """On either side of | and &, by place and by name."""
+
+    def third(state: int, *, iteration: int) -> bool:
+        return iteration == 3
+
+    def second(state: int, at: int) -> bool:
+        return at == 2
+
+    for until, iterations in (
+        (at_least(99) | second, 2),
+        (third | at_least(99), 3),
+        (at_least(0) & third, 3),
+        (second & at_least(0) | third, 2),
+    ):
+        assert loop(max=9, until=until)(lambda n: n + 1).run(0).iterations == iterations
 
 
 def test_a_builtin_is_a_condition() -> None:
@@ -1509,6 +1529,25 @@ def test_an_exception_of_on_transition_propagates() -> None:
 
     with pytest.raises(KeyError, match="broken"):
         loop(max=1, on_transition=broken)(lambda n: n)(0)
+
+
+def test_a_refusal_in_on_transition_after_the_end_propagates_too() -> None:
+    """The loop has ended by then: there is no state left that a refusal could stop."""
+
+    def refused(transition: Transition) -> None:
+        if transition.trigger == "complete":
+            raise ToolCallRefused("loop_limit", "LoopLimit", "look", "again")
+
+    with pytest.raises(ToolCallRefused, match="again") as caught:
+        loop(max=1, on_transition=refused)(lambda n: n + 1)(0)
+    partial = result_of(caught.value)
+    assert partial is not None
+    assert partial.value == 1
+
+
+def test_the_help_shows_the_default_ceiling() -> None:
+    """As a number, not as a mark of ours."""
+    assert "max: 'int' = 10" in str(inspect.signature(loop))
 
 
 def test_an_exception_of_on_transition_never_hides_the_one_of_the_body() -> None:

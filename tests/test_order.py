@@ -216,6 +216,16 @@ def test_of_several_exhausted_limits_the_one_of_the_outermost_run_is_named(colou
     assert (caught.value.code, caught.value.source) == ("budget", "outer")
 
 
+def test_a_guard_of_an_inner_run_and_of_its_tools_stands_only_there(colour: Colour) -> None:
+    """Its one step is a new one in each inner run; it doesn't count in the outer run as well."""
+    guard = Guard(MaxSteps(1))
+    decorated = tool(guard=guard)(colour.make(lambda: "ran"))
+    with Guard().scope("outer"):
+        for _ in range(2):
+            with guard.scope("inner"):
+                assert colour.call(decorated) == "ran"
+
+
 def test_limits_of_plugins_are_asked_after_our_own(colour: Colour) -> None:
     """Even after the last of them, a budget."""
 
@@ -319,6 +329,23 @@ def test_an_edit_over_the_budget_is_refused(colour: Colour) -> None:
         assert (run.steps, run.reserved(), run.spent(), bodies) == (0, 0, 0, [])
 
 
+def test_nobody_else_is_asked_about_an_edit_of_a_run_that_was_stopped(colour: Colour) -> None:
+    """The cost of the edited arguments is found to be too much for the whole run: the second approver sleeps on."""
+    log: list[str] = []
+
+    def cost(call: Any) -> int:
+        if call.arguments["n"] == 2:
+            call.run.stop()
+        return 1
+
+    edit = ApproveTool(lambda call: Approval.edit({"n": 2}), only=lambda call: call.arguments["n"] == 1)
+    decorated = tool(cost=cost)(colour.make(lambda n: log.append("body")))
+    with Guard(edit, approver_into(log)).scope() as run:
+        with pytest.raises(ToolCallRefused) as caught:
+            colour.call(decorated, 1)
+        assert (caught.value.code, run.steps, run.reserved(), log) == ("stopped", 0, 0, [])
+
+
 def test_attempts_are_neither_new_steps_nor_new_questions_nor_seen_by_hooks(colour: Colour) -> None:
     """Retry is inside of all of them; each attempt pays for itself."""
     log: list[str] = []
@@ -328,6 +355,24 @@ def test_attempts_are_neither_new_steps_nor_new_questions_nor_seen_by_hooks(colo
         use_up(colour, decorated)
         assert (run.steps, run.spent(), run.reserved()) == (1, 3, 0)
     assert log == ["hook in", "ask", "hook out"]
+
+
+def test_a_run_that_was_stopped_between_two_attempts_says_what_the_first_one_raised(colour: Colour) -> None:
+    """The refusal that ends the call has the tool's error for its cause."""
+    error = LookupError("gone")
+
+    def body() -> None:
+        raise error
+
+    def wait(failures: int) -> float:
+        run.stop()
+        return 0
+
+    decorated = tool(idempotent=True)(colour.make(body))
+    with Guard(Retry(2, wait=wait)).scope() as run:
+        with pytest.raises(ToolCallRefused) as caught:
+            colour.call(decorated)
+        assert (caught.value.code, caught.value.__cause__, run.steps) == ("stopped", error, 1)
 
 
 @pytest.mark.parametrize("colour", ["sync"], indirect=True)

@@ -8,7 +8,18 @@ from typing import Any
 
 import pytest
 
-from loopguard import ConfigurationError, Guard, LoopLimit, MaxSteps, ToolCallRefused, WrapTool, current_run, tool
+from loopguard import (
+    Approval,
+    ApproveTool,
+    ConfigurationError,
+    Guard,
+    LoopLimit,
+    MaxSteps,
+    ToolCallRefused,
+    WrapTool,
+    current_run,
+    tool,
+)
 from loopguard._pipeline import LOCK, compose
 from loopguard.typing import Ask, Sleep
 from tests.conftest import Colour
@@ -212,6 +223,40 @@ def test_no_lock_is_held_over_code_of_the_user(colour: Colour, wraps: tuple[Wrap
         colour.call(tool(cost=look)(colour.make(look)))
     assert len(free) >= 5
     assert all(free)
+
+
+def test_the_lock_is_held_while_limits_decide(wraps: tuple[WrapTool, ...]) -> None:
+    """No other thread's call is decided between the check of a call and what it takes, or beside what it gives back."""
+    free: list[tuple[str, bool]] = []
+
+    class Watched(Pool):
+        def check(self, call: Any) -> ToolCallRefused | None:
+            self.look("check")
+            return super().check(call)
+
+        def take(self, call: Any) -> int:
+            self.look("take")
+            return super().take(call)
+
+        def undo(self, call: Any, token: int) -> None:
+            self.look("undo")
+            super().undo(call, token)
+
+        def look(self, method: str) -> None:
+            def attempt() -> None:
+                got = LOCK.acquire(blocking=False)
+                free.append((method, got))
+                if got:
+                    LOCK.release()
+
+            thread = threading.Thread(target=attempt)
+            thread.start()
+            thread.join()
+
+    edit = ApproveTool(lambda call: Approval.edit({"n": 2}), only=lambda call: call.arguments["n"] == 1)
+    with Guard(*wraps, Watched(1), edit).scope():
+        tool(lambda n: n, name="work")(n=1)
+    assert free == [(method, False) for method in ("check", "take", "undo", "check", "take")]
 
 
 # -- composition and effects -----------------------------------------------------------------------

@@ -110,6 +110,13 @@ def test_a_scope_is_a_run_while_it_lasts() -> None:
     assert current_run() is None
 
 
+@pytest.mark.parametrize("name", ["", 3, None])
+def test_the_name_of_a_scope_is_a_text(name: Any) -> None:
+    """Refusals and spans show it."""
+    with pytest.raises(ConfigurationError, match=r"scope\(.*give a text"):
+        Guard().scope(name)
+
+
 def test_an_async_scope_is_the_same() -> None:
     """`async with` works alike."""
 

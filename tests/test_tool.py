@@ -283,6 +283,12 @@ def test_what_cannot_be_called_is_refused_at_decoration() -> None:
             tool(wrong)
 
 
+def test_a_wrong_timeout_is_named_as_it_was_written() -> None:
+    """The parameter of @tool, not of the guardrail that stands behind it."""
+    with pytest.raises(ConfigurationError, match=r"tool\(timeout=0\): give seconds above 0"):
+        tool(timeout=0)(lambda: None)
+
+
 def test_decorating_twice_is_refused_and_says_what_to_do() -> None:
     """Two @tool would count every call twice."""
     with pytest.raises(ConfigurationError, match="give one @tool all the options"):

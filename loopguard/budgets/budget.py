@@ -45,6 +45,7 @@ class Budget:
         model_calls: Any = None,
         tool_calls: Any = None,
         *,
+        per: Literal["run"] = "run",
         name: str | None = None,
         warn_at: float | None = 0.8,
         on_unknown_price: Literal["refuse", "allow"] = "refuse",
@@ -64,6 +65,8 @@ class Budget:
         self.limits = {unit: amount(cap, f"Budget({unit}") for unit, cap in caps.items() if cap is not None}
         if "steps" in self.limits:
             raise ConfigurationError("Budget(steps=…): to cap tool calls use tool_calls=, or MaxSteps")
+        if per != "run":
+            raise ConfigurationError(f"Budget(per={per!r}): give 'run', each run has an allowance of its own")
         if warn_at is not None and (
             isinstance(warn_at, bool) or not isinstance(warn_at, int | float) or not 0 < warn_at <= 1
         ):

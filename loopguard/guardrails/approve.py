@@ -61,7 +61,8 @@ def approvals(tool: Tool, entries: Sequence[tuple[ApproveTool, Run]]) -> Callabl
     """All approvers of a call as one hook, in the order of the chain."""
 
     def approve(call: ToolCall, proceed: Proceed) -> Steps:
-        if not any(_covers(approver, call) for approver, _ in entries):
+        concerned = [_covers(approver, call) for approver, _ in entries]
+        if not any(concerned):
             if tool.approve:
                 reason = (
                     f"{call.name} runs only on an explicit yes, and nobody is there to give it. (For people: put "
@@ -75,15 +76,16 @@ def approvals(tool: Tool, entries: Sequence[tuple[ApproveTool, Run]]) -> Callabl
         edited: set[int] = set()
         while True:
             for index, (approver, run) in enumerate(entries):
-                if yes.get(index) == digest or not _covers(approver, call):
+                if yes.get(index) == digest or not concerned[index]:
                     continue
                 answer = yield from _answer(approver, run, call, digest)
                 if answer.decision == "edit":
                     if index in edited:
                         raise _refuse(call, "approval_error", f"an approver of {call.name} edited its arguments twice")
                     edited.add(index)
-                    call = _edited(call, answer)
+                    call = yield from _edited(call, answer)
                     digest = yes[index] = _digest(call)
+                    concerned = [_covers(approver, call) for approver, _ in entries]
                     break  # whoever had approved other arguments is asked again, and whom the new ones concern
                 yes[index] = digest
             else:
@@ -123,7 +125,7 @@ def _swap(call: ToolCall, arguments: Mapping[str, Any]) -> ToolCall:
     return new
 
 
-def _edited(call: ToolCall, answer: Approval) -> ToolCall:
+def _edited(call: ToolCall, answer: Approval) -> Generator[Effect, Any, ToolCall]:
     assert answer.arguments is not None
     try:
         new = call.replace(arguments=structural_copy(dict(answer.arguments)))
@@ -133,6 +135,10 @@ def _edited(call: ToolCall, answer: Approval) -> ToolCall:
     if call.line is not None:
         call.line.append(new)
     CURRENT.set(new)
+    while refusal is not None and refusal.cure is not None:  # as for any call, see `admission_hook`
+        yield from refusal.cure(new)
+        refusal = call.plan.admit(new)
+        new.settled = refusal is not None
     if refusal is not None:
         raise call.plan.refuse(new, refusal)
     return new
@@ -148,13 +154,15 @@ def _answer(approver: ApproveTool, run: Run, call: ToolCall, digest: str) -> Gen
     if held is not None and held.decision == "deny" and (held.grant == "run" or record.news >= run.news):
         raise _denied(call, held.reason)
     if record.asked >= MAX_QUESTIONS:
-        enough = f"it was asked about {MAX_QUESTIONS} times in this run already"
-        raise _denied(call, held.reason if held is not None else enough)
+        raise _denied(call, f"it was asked about {MAX_QUESTIONS} times in this run already")
     record.asked += 1
     answer = yield from _ask(approver, call)
     latched = call.plan.latched() if call.plan.root.alarm else None
     if latched is not None:
         raise call.plan.refuse(call, latched)
+    held = record.answer
+    if held is not None and held.decision == "deny" and held.grant == "run":
+        answer = held  # said meanwhile, about the same call
     if answer.decision == "deny" or (answer.decision == "approve" and answer.grant == "run"):
         record.answer, record.news = answer, run.news
     if answer.decision == "deny":
@@ -166,15 +174,15 @@ def _ask(approver: ApproveTool, call: ToolCall) -> Generator[Effect, Any, Approv
     """The answer, or the refusal that stands for none: it fails closed."""
     try:
         return (yield from ask(approver.approver, call, call.run, "approval", approver.timeout))
-    except EffectTimeout:
-        text = f"nobody approved {call.name} within {approver.timeout:g} s, so it was not run"
-        raise _refuse(call, "approval_timeout", text) from None
-    except (ToolCallRefused, ConfigurationError):
+    except ConfigurationError:
         raise
     except Exception as exc:  # the approver is the user's: whatever it raises isn't a yes
         latched = call.plan.latched()
         if latched is not None:  # it gave up, since the run was stopped
             raise call.plan.refuse(call, latched) from exc
+        if isinstance(exc, EffectTimeout):
+            text = f"nobody approved {call.name} within {approver.timeout:g} s, so it was not run"
+            raise _refuse(call, "approval_timeout", text) from None
         text = f"the approver of {call.name} failed, so it was not run: {redact_error(exc)}"
         raise _refuse(call, "approval_error", text) from exc
 

@@ -189,8 +189,6 @@ class _StrictCounts(_Counts):
         key = self._key(call)
         seen = self.seen.get(key)
         if seen is None:
-            for run in self.run.chain:
-                run.news += 1
             seen = _Seen(0, 0, None)
         seen.count += 1
         self._remember(key, seen)
@@ -199,5 +197,9 @@ class _StrictCounts(_Counts):
     def undo(self, call: ToolCall, token: _Seen) -> None:
         token.count -= 1
 
-    def done(self, call: ToolCall, token: Any, result: Any, error: BaseException | None) -> None:
-        return None
+    def done(self, call: ToolCall, token: _Seen, result: Any, error: BaseException | None) -> None:
+        with LOCK:
+            if token.print is None:  # the first of them that came to its end
+                token.print = True
+                for run in self.run.chain:
+                    run.news += 1

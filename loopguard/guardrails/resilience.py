@@ -18,7 +18,8 @@ MAX_WAIT = 60.0
 """Seconds that the waits of Retry grow to at most."""
 
 
-def _number(value: Any, what: str, *, zero: bool = False) -> float:
+def number(value: Any, what: str, *, zero: bool = False) -> float:
+    """The seconds that an option says; ``what`` is how it is written, up to the value."""
     good = not isinstance(value, bool) and isinstance(value, int | float) and 0 <= value < 1e9
     if not good or (value == 0 and not zero):
         raise ConfigurationError(f"{what}={value!r}): give seconds {'of at least' if zero else 'above'} 0")
@@ -40,7 +41,7 @@ class Timeout:
     """
 
     def __init__(self, seconds: float) -> None:
-        self.seconds = _number(seconds, "Timeout(seconds")
+        self.seconds = number(seconds, "Timeout(seconds")
 
     def __repr__(self) -> str:
         return f"Timeout({self.seconds:g})"
@@ -59,12 +60,12 @@ class Retry:
 
     def __init__(self, max_retries: int, wait: float | Callable[[int], float] = 0.1) -> None:
         self.max_retries = _count(max_retries, "Retry(max_retries", 0)
-        self.wait = wait if callable(wait) else _number(wait, "Retry(wait", zero=True)
+        self.wait = wait if callable(wait) else number(wait, "Retry(wait", zero=True)
 
     def seconds(self, failures: int) -> float:
         """How long to wait after this many failures."""
         if callable(self.wait):
-            return _number(self.wait(failures), "Retry(wait", zero=True)
+            return number(self.wait(failures), "Retry(wait", zero=True)
         return min(MAX_WAIT, self.wait * 2.0 ** min(failures - 1, 60))
 
     def hook(self, call: ToolCall, proceed: Proceed) -> Steps:
@@ -133,8 +134,8 @@ class RateLimit:
 
     def __init__(self, n: int, seconds: float, wait: float = 0, timer: Callable[[], float] = time.monotonic) -> None:
         self.n = _count(n, "RateLimit(n", 1)
-        self.seconds = _number(seconds, "RateLimit(seconds")
-        self.wait = _number(wait, "RateLimit(wait", zero=True)
+        self.seconds = number(seconds, "RateLimit(seconds")
+        self.wait = number(wait, "RateLimit(wait", zero=True)
         self.timer = timer
         self._state = _PerTool(lambda tool: _Window(self))
 
@@ -199,7 +200,7 @@ class CircuitBreaker:
 
     def __init__(self, failures: int, reset: float, timer: Callable[[], float] = time.monotonic) -> None:
         self.failures = _count(failures, "CircuitBreaker(failures", 1)
-        self.reset = _number(reset, "CircuitBreaker(reset")
+        self.reset = number(reset, "CircuitBreaker(reset")
         self.timer = timer
         self._state = _PerTool(lambda tool: _Circuit(self))
 

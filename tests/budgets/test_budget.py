@@ -75,6 +75,14 @@ def test_warn_at_is_a_share(warn_at: Any) -> None:
         Budget(usd=1, warn_at=warn_at)
 
 
+@pytest.mark.parametrize("per", ["week", "", None, 1])
+def test_what_an_allowance_is_for_is_no_unit(per: Any) -> None:
+    """Each run has its own: `per="run"` says so, anything else is refused by what is allowed."""
+    assert Budget(usd=1, per="run").limits.keys() == {"usd"}
+    with pytest.raises(ConfigurationError, match=r"Budget\(per=.*give 'run'"):
+        Budget(usd=1, per=per)
+
+
 def test_steps_are_capped_by_name() -> None:
     """A cap on a unit that nothing ever charges would be no cap at all."""
     with pytest.raises(ConfigurationError, match="tool_calls"):

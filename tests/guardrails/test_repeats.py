@@ -319,6 +319,17 @@ def test_what_a_generator_yields_is_its_result(colour: Colour) -> None:
         assert [admitted(colour.call, same, "x") for _ in range(4)] == [True] * 3 + [False]
 
 
+def test_ignored_names_are_left_out_of_results_of_every_colour(colour: Colour) -> None:
+    """A result that differs only in them is no news, nor is an item of a generator."""
+    took = itertools.count()
+    timed = tool(colour.make(lambda query: {"found": "nothing", "took_ms": next(took)}))
+    for mode, calls in (("enforce", [True] * 3 + [False]), ("observe", [True] * 4)):
+        with Guard(LoopLimit(3, ignore={"took_ms"}), mode=mode).scope("s"):
+            assert [admitted(colour.call, timed, "x") for _ in range(4)] == calls
+    with Guard(LoopLimit(3, ignore={"other"})).scope("s"):
+        assert [admitted(colour.call, timed, "x") for _ in range(4)] == [True] * 4
+
+
 # -- what is the same ------------------------------------------------------------------------------
 
 

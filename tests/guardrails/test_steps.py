@@ -47,7 +47,7 @@ def test_per_is_run_or_iteration(per: Any) -> None:
         MaxSteps(1, per=per)
 
 
-@pytest.mark.parametrize("only", [5, [5], ["search_*", None]])
+@pytest.mark.parametrize("only", [5, [5], ["search_*", None], "", [], ["search_*", ""]])
 def test_only_is_names_or_a_predicate(only: Any) -> None:
     """What can't be read is an error at once, not a limit on nothing."""
     with pytest.raises(ConfigurationError, match=r"only=.*name pattern, several, or a function"):

@@ -520,3 +520,14 @@ def test_one_hook_serves_every_colour() -> None:
             one = Colour(name, runner)
             assert one.call(tool(one.make(lambda x: x)), name) == name
     assert log == ["before", "after"] * 4
+
+
+def test_a_hook_is_shown_by_the_names_of_its_functions() -> None:
+    """In the repr of a guard one sees what stands around the calls."""
+
+    def log(call: Any, proceed: Any) -> Any:
+        return (yield from proceed(call))
+
+    assert repr(Guard(WrapTool(log), WrapTool(before=print, after=len))) == (
+        "Guard(WrapTool(log), WrapTool(before=print, after=len))"
+    )
