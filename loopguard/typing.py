@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from loopguard._approval import Approval
 from loopguard._events import (
@@ -12,15 +12,20 @@ from loopguard._events import (
     Charged,
     Event,
     IterationEnded,
+    IterationReturned,
     IterationStarted,
     ModelCalled,
+    ModelReplayed,
+    ModelStarted,
     QuestionAnswered,
     QuestionAsked,
     RunEnded,
+    RunResumed,
     RunStarted,
     Stopped,
     ToolFinished,
     ToolRefused,
+    ToolReplayed,
     ToolStarted,
     Transitioned,
     VerdictGiven,
@@ -29,6 +34,9 @@ from loopguard._outcomes import Verdict
 from loopguard._pipeline import Ask, BoundLimit, Effect, Hook, Invoke, Limit, Proceed, Sleep, Steps
 from loopguard.budgets.ledger import Account, Balance, Entry, Lease, Ledger, Shortfall
 from loopguard.metering.prices import PriceSource, Rates, Tariff
+
+if TYPE_CHECKING:
+    from loopguard.journal import Journal
 
 __all__ = [
     "Account",
@@ -46,18 +54,23 @@ __all__ = [
     "Hook",
     "Invoke",
     "IterationEnded",
+    "IterationReturned",
     "IterationStarted",
+    "Journal",
     "Judge",
     "Lease",
     "Ledger",
     "Limit",
     "ModelCalled",
+    "ModelReplayed",
+    "ModelStarted",
     "PriceSource",
     "Proceed",
     "QuestionAnswered",
     "QuestionAsked",
     "Rates",
     "RunEnded",
+    "RunResumed",
     "RunStarted",
     "Shortfall",
     "Sleep",
@@ -66,6 +79,7 @@ __all__ = [
     "Tariff",
     "ToolFinished",
     "ToolRefused",
+    "ToolReplayed",
     "ToolStarted",
     "Transitioned",
     "VerdictGiven",
@@ -98,3 +112,12 @@ class Evaluator(Protocol):
     def __call__(self, value: Any, /) -> _Opinion | Awaitable[_Opinion]:
         """The verdict; its value, if there is one, takes the place of the one that was checked."""
         ...
+
+
+def __getattr__(name: str) -> object:
+    """`Journal` is loaded when it is first asked for."""
+    if name == "Journal":
+        from loopguard.journal import Journal
+
+        return Journal
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

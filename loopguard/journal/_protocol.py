@@ -69,27 +69,36 @@ class Journal(Protocol):
 
     def acquire(self, run_id: str, name: str, holder: str, *, create: bool) -> Lease:
         """Take over the run, or make it. RunNotFound, or RunConflict naming who holds it."""
+        ...
 
     def append(self, batch: Sequence[tuple[Lease, Row]]) -> None:
         """Commit the rows, all at once. Marks leases that others have taken over as lost, and writes none of theirs."""
+        ...
 
     def renew(self, leases: Iterable[Lease]) -> None:
         """The holders are alive."""
+        ...
 
     def release(self, lease: Lease, status: str) -> None:
         """The run is over, or stopped, and may be taken over at once."""
+        ...
 
     def runs(self) -> list[RunInfo]:
         """All runs, the latest first."""
+        ...
 
     def salt(self, run_id: str) -> bytes:
         """What the run's content addresses are salted with. RunNotFound."""
+        ...
 
     def rows(self, run_id: str) -> Iterable[Row]:
         """The events of a run, in order."""
+        ...
 
     def delete(self, run_id: str) -> None:
         """Forget a run that nobody holds."""
+        ...
 
     def close(self) -> None:
         """Let go of files and connections."""
+        ...

@@ -196,6 +196,11 @@ class Recorder:
         return refusal
 
     @property
+    def head(self) -> str:
+        """The last link of the chain."""
+        return self._digest.hex()
+
+    @property
     def parked(self) -> bool:
         """Whether the run waits for a person."""
         latch = self.run.latch

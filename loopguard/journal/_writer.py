@@ -42,6 +42,8 @@ class Writer:
         self._waiting: deque[tuple[Lease, int, asyncio.AbstractEventLoop, asyncio.Future[None]]] = deque()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
+        self._stays = key[0] in (":memory:", "object")
+        """What only this process has, or somebody else has opened, isn't closed when it is idle."""
         self.dead = False
         """True in a child that was forked while this writer was open."""
 
@@ -161,7 +163,7 @@ class Writer:
                         _log.warning("the journal can't be written: %s", exc)
                 if self._held or self._pending or self._waiting or waiting:
                     used = now
-                elif now - used >= IDLE:
+                elif now - used >= IDLE and not self._stays:
                     self._close()
                     return
             for lease, seq, loop, future in waiting:
@@ -186,7 +188,7 @@ class Writer:
                 if self._pending:
                     self._write()
             finally:
-                if self._journal is not None:
+                if self._journal is not None and not self._stays:
                     journal, self._journal = self._journal, None
                     journal.close()
 

@@ -40,6 +40,8 @@ class RunSpan:
             attributes[names.LOOP_ITERATIONS] = run.iteration
         if stop_reason is not None:
             attributes[names.LOOP_STOP_REASON] = str(stop_reason)
+        if run.recorder is not None and run.recorder.run is run:
+            attributes[names.JOURNAL_HEAD] = run.recorder.head
         usage = run.usage
         if usage.input_tokens is not None:
             attributes[names.USAGE_INPUT_TOKENS] = usage.input_tokens

@@ -789,3 +789,18 @@ def test_calls_between_the_items_of_a_generator_are_not_run_again(store: str, ra
     dying = False
     assert step.resume("r").value == 3 + 15 + 99
     assert ran == ["pay 1", "pay 2", "outer 5", "pay 15", "pay 99"]
+
+
+def test_the_head_of_the_chain_stands_on_the_span(store: str) -> None:
+    """Whoever keeps the spans can tell a journal whose chain was made anew."""
+
+    @loop(max=1, store=store)
+    def step(n: int) -> int:
+        return n
+
+    with capture() as seen:
+        step.run(0, run_id="r")
+    (span,) = seen.spans_of("invoke_agent step")
+    assert span.attributes is not None
+    rows = journal.open(store)._rows("r")
+    assert span.attributes["loopguard.journal.head"] == rows[-1].digest.hex()
