@@ -61,7 +61,7 @@ class SQLiteJournal:
 
     def _prepare(self, durability: str) -> None:
         db = self._db
-        db.execute("PRAGMA journal_mode = WAL")
+        self._switch_to_wal()
         db.execute(f"PRAGMA synchronous = {'FULL' if durability == 'full' else 'NORMAL'}")
         version = self._version()
         if version > len(MIGRATIONS):
@@ -75,6 +75,18 @@ class SQLiteJournal:
                     for statement in filter(str.strip, MIGRATIONS[number].split(";")):
                         db.execute(statement)
                     db.execute(f"PRAGMA user_version = {number + 1}")
+
+    def _switch_to_wal(self) -> None:
+        """SQLite doesn't wait here by itself where other processes are making the same file right now."""
+        deadline = time.monotonic() + BUSY
+        while True:
+            try:
+                self._db.execute("PRAGMA journal_mode = WAL")
+                return
+            except sqlite3.OperationalError as exc:
+                if "locked" not in str(exc) or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.005)
 
     def _version(self) -> int:
         return int(self._db.execute("PRAGMA user_version").fetchone()[0])

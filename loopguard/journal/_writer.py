@@ -37,7 +37,8 @@ class Writer:
         self._lock = threading.Lock()
         """Held while the store is used, by whichever thread uses it."""
         self._pending: deque[tuple[Lease, Row]] = deque()
-        self._leases: set[int] = set()
+        self._over: deque[tuple[Lease, str]] = deque()
+        """Leases to be given back, and how their runs ended, once all is written."""
         self._held: dict[int, Lease] = {}
         self._waiting: deque[tuple[Lease, int, asyncio.AbstractEventLoop, asyncio.Future[None]]] = deque()
         self._wake = threading.Event()
@@ -101,12 +102,8 @@ class Writer:
             self._held.pop(id(lease), None)
             if self.dead:
                 return
-            journal = self._opened()
-            try:
-                self._write()
-            finally:
-                if lease.written or not lease.lost:
-                    journal.release(lease, status)
+            self._over.append((lease, status))
+            self._write()
 
     # -- under the lock --------------------------------------------------------------------------
 
@@ -133,6 +130,11 @@ class Writer:
                 if not lease.lost:
                     lease.written = row.seq
                 pending.popleft()
+        while self._over:
+            lease, status = self._over[0]
+            if not lease.lost:
+                self._opened().release(lease, status)
+            self._over.popleft()
 
     # -- the thread ------------------------------------------------------------------------------
 
@@ -161,7 +163,7 @@ class Writer:
                     error = exc
                     if not waiting:
                         _log.warning("the journal can't be written: %s", exc)
-                if self._held or self._pending or self._waiting or waiting:
+                if self._held or self._pending or self._over or self._waiting or waiting:
                     used = now
                 elif now - used >= IDLE and not self._stays:
                     self._close()
@@ -185,8 +187,7 @@ class Writer:
             if self.dead:
                 return
             try:
-                if self._pending:
-                    self._write()
+                self._write()
             finally:
                 if self._journal is not None and not self._stays:
                     journal, self._journal = self._journal, None

@@ -15,6 +15,7 @@ from loopguard import (
     CheckpointError,
     EvaluationFailed,
     Guard,
+    JournalError,
     LoopStopped,
     MaxSteps,
     RecordedError,
@@ -28,6 +29,7 @@ from loopguard import (
     current_run,
     journal,
     loop,
+    result_of,
     tool,
 )
 from loopguard._config import settings
@@ -804,3 +806,50 @@ def test_the_head_of_the_chain_stands_on_the_span(store: str) -> None:
     assert span.attributes is not None
     rows = journal.open(store)._rows("r")
     assert span.attributes["loopguard.journal.head"] == rows[-1].digest.hex()
+
+
+def test_a_state_that_no_longer_decodes_leaves_the_run_pending(store: str) -> None:
+    """Another version of the program can't read it: a clear error, and with the right version it goes on."""
+    dying = True
+
+    def old(n: int) -> int:
+        if dying and n == 2:
+            raise Killed
+        return n + 1
+
+    def new(n: list[str]) -> list[str]:
+        return n
+
+    with pytest.raises(Killed):
+        loop(max=3, store=store, name="step")(old).run(1, run_id="r")
+    dying = False
+    renewed = loop(max=3, store=store, name="step")(new)
+    with pytest.raises(CheckpointError, match=r"can't be read as list\[str\]"):
+        renewed.resume("r")
+    assert renewed.pending() == ["r"]
+    assert loop(max=3, store=store, name="step")(old).resume("r").value == 4
+
+
+def test_what_the_disk_would_not_take_is_found_on_the_exception(store: str) -> None:
+    """A commit fails: JournalError, with the result so far. Once the disk takes it, what was kept is written first."""
+    from loopguard.journal import _writer
+
+    @loop(max=2, store=store)
+    def step(n: int) -> int:
+        if n == 1:
+            writable(False)
+        return n + 1
+
+    def writable(yes: bool) -> None:
+        path = store.removeprefix("sqlite:///")
+        (writer,) = [each for key, each in _writer._writers.items() if key[0] == path]
+        writer._journal._db.execute(f"PRAGMA query_only = {'OFF' if yes else 'ON'}")  # type: ignore[union-attr]
+
+    with pytest.raises(JournalError, match="read-only") as failed:
+        step.run(0, run_id="r")
+    result = result_of(failed.value)
+    assert result is not None
+    assert result.history[0].value == 1
+    writable(True)
+    assert step.run(0, run_id="r").value == 2
+    assert journal.open(store).verify("r") is None

@@ -289,3 +289,57 @@ def test_a_forked_child_does_not_write_its_parents_journal(store: str) -> None:
 
     assert step.run(0, run_id="r").value == 0
     assert journal.open(store).verify("r") is None
+
+
+def _make(path: str, start: Any, said: Any) -> None:
+    start.wait()
+    try:
+        SQLiteJournal(path).close()
+    except JournalError as exc:  # pragma: no cover
+        said.put(str(exc))
+
+
+def test_many_processes_may_make_the_same_store_at_once(tmp_path: Path) -> None:
+    """The first run of a fleet of workers: each finds the file made, or makes it; none is told that it is locked."""
+    context = multiprocessing.get_context("spawn")
+    said = context.SimpleQueue()
+    for turn in range(2):
+        start = context.Barrier(4)
+        makers = [context.Process(target=_make, args=(str(tmp_path / f"{turn}.db"), start, said)) for _ in range(4)]
+        for maker in makers:
+            maker.start()
+        for maker in makers:
+            maker.join()
+        assert [maker.exitcode for maker in makers] == [0] * 4
+    assert said.empty()
+
+
+def test_start_and_outcome_are_committed_before_they_are_handed_on(store: str) -> None:
+    """Seen from another connection: the start when the body runs, the result when its caller has it, the iteration."""
+    seen: list[list[str]] = []
+
+    def committed() -> list[str]:
+        db = sqlite3.connect(store.removeprefix("sqlite:///"))
+        rows = db.execute("SELECT json_extract(header, '$.event') FROM events ORDER BY seq").fetchall()
+        db.close()
+        return [kind for (kind,) in rows if kind != "Transitioned"]
+
+    @tool
+    def work(n: int) -> int:
+        seen.append(committed())
+        return n + 1
+
+    def until(n: int) -> bool:
+        seen.append(committed())
+        return True
+
+    @loop(max=2, until=until, store=store)
+    def step(n: int) -> int:
+        made = work(n)
+        seen.append(committed())
+        return made
+
+    step.run(0, run_id="r")
+    begun = ["RunStarted", "IterationStarted", "ToolStarted"]
+    assert seen == [begun, [*begun, "ToolFinished"], [*begun, "ToolFinished", "IterationReturned"]]
+    assert committed()[-2:] == ["IterationEnded", "RunEnded"]
