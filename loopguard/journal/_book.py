@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import os
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,14 +11,14 @@ from typing import Any
 from loopguard._events import Event, QuestionAnswered, QuestionAsked
 from loopguard.exceptions import AlreadyDecided, JournalError, RunConflict, RunNotFound
 from loopguard.journal._codec import shown
+from loopguard.journal._export import TORN, line, records
 from loopguard.journal._fold import Story, fold
 from loopguard.journal._holders import me
 from loopguard.journal._open import check_store, writer_of
 from loopguard.journal._protocol import Journal, Row, RunInfo
 from loopguard.journal._rows import PAYLOAD, Stored, first_broken, first_link, read_events, write_event
-from loopguard.journal._states import Delta
 
-__all__ = ["OpenJournal", "open", "read_export"]
+__all__ = ["OpenJournal", "open"]
 
 _LIVE = ("running", "waiting")
 
@@ -132,17 +129,17 @@ class OpenJournal:
         """
         target = Path(path)
         torn: list[int] = []
-        done = {(record["run_id"], record["seq"]) for record in _records(target, torn)} if target.exists() else set()
+        done = {(record["run_id"], record["seq"]) for record in records(target, torn)} if target.exists() else set()
         names = [run_id] if run_id is not None else [run.run_id for run in reversed(self.runs())]
         added = 0
         with target.open("ab") as file:
             if file.tell() and not target.read_bytes().endswith(b"\n"):
                 ends_torn = bool(torn) and torn[-1] == target.read_bytes().count(b"\n") + 1
-                file.write(b"\n" + (_TORN + b"\n" if ends_torn else b""))
+                file.write(b"\n" + (TORN + b"\n" if ends_torn else b""))
             for name in names:
                 for row in self._rows(name):
                     if (name, row.seq) not in done:
-                        file.write(_line(name, row))
+                        file.write(line(name, row))
                         added += 1
             file.flush()
             os.fsync(file.fileno())
@@ -197,67 +194,3 @@ def _plain(event: Event) -> Event:
         elif name == "verdict" and isinstance(value.value, Stored):
             changes[name] = replace(value, value=value.value.show())
     return replace(event, **changes) if changes else event
-
-
-# -- JSON Lines ------------------------------------------------------------------------------------
-
-
-def _line(run_id: str, row: Row) -> bytes:
-    record: dict[str, Any] = {
-        "run_id": run_id,
-        "seq": row.seq,
-        "header": row.header.decode(),
-        "payload": None if row.payload is None else row.payload.decode(),
-        "salt": None if row.salt is None else row.salt.hex(),
-        "payload_hash": row.payload_hash.hex(),
-        "digest": row.digest.hex(),
-    }
-    if row.state is not None:
-        state = row.state
-        record["state"] = [state.base, state.head, state.tail, base64.b64encode(state.middle).decode()]
-    return json.dumps(record, separators=(",", ":")).encode() + b"\n"
-
-
-def read_export(path: str | os.PathLike[str]) -> tuple[dict[str, list[Row]], list[int]]:
-    """The rows of an export by run, and the numbers of the lines that a crash tore while they were written.
-
-    Any other damage is a JournalError.
-    """
-    damaged: list[int] = []
-    runs: dict[str, list[Row]] = {}
-    for record in _records(Path(path), damaged):
-        runs.setdefault(record["run_id"], []).append(_row(record))
-    return {run_id: sorted(rows, key=lambda row: row.seq) for run_id, rows in runs.items()}, damaged
-
-
-def _records(path: Path, damaged: list[int]) -> Iterator[dict[str, Any]]:
-    """The records in order; a line that can't be read is the last one, or the next one says that it was torn."""
-    lines = path.read_bytes().split(b"\n")
-    for number, line in enumerate(lines, 1):
-        if not line or line == _TORN:
-            continue
-        try:
-            record = json.loads(line)
-            yield {**record, "seq": int(record["seq"])}
-        except (ValueError, KeyError, TypeError):
-            if number < len(lines) and lines[number] != _TORN:
-                raise JournalError(
-                    f"{path}, line {number}, is damaged, and not by a crash while it was written"
-                ) from None
-            damaged.append(number)
-
-
-_TORN = b'{"torn":"the line before"}'
-
-
-def _row(record: dict[str, Any]) -> Row:
-    state = record.get("state")
-    return Row(
-        seq=record["seq"],
-        header=record["header"].encode(),
-        payload=None if record["payload"] is None else record["payload"].encode(),
-        salt=None if record["salt"] is None else bytes.fromhex(record["salt"]),
-        payload_hash=bytes.fromhex(record["payload_hash"]),
-        digest=bytes.fromhex(record["digest"]),
-        state=None if state is None else Delta(state[0], state[1], state[2], base64.b64decode(state[3])),
-    )

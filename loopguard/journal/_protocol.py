@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from loopguard.journal._states import Delta
@@ -54,11 +54,10 @@ class Lease:
     salt: bytes
     created: bool
     """Whether the run is new."""
-    expires: float
     written: int = 0
     """The number of the last event that is committed."""
     lost: bool = False
-    ended: bool = field(default=False)
+    """Whether another holder has taken over."""
 
 
 class Journal(Protocol):

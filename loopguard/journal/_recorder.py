@@ -6,7 +6,6 @@ import functools
 import hashlib
 import threading
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Generator
 from contextvars import ContextVar
 from typing import Any
 
@@ -19,15 +18,13 @@ from loopguard.journal._codec import Codec, codec_for, hints_of, shown
 from loopguard.journal._errors import data_of, error_data, involved, rebuilt, unwound
 from loopguard.journal._fold import Call, RunStory, Story
 from loopguard.journal._growing import Growing
+from loopguard.journal._items import ITEMS, AsyncNoting, Noting, play, play_async
 from loopguard.journal._protocol import Lease
 from loopguard.journal._rows import PAYLOADS, Stored, first_link, write_event
 from loopguard.journal._states import States
 from loopguard.journal._writer import Writer
 
 __all__ = ["Recorder"]
-
-ITEMS = 10_000
-"""Items of a generator tool that are recorded; with more, the call can't be replayed."""
 
 _INSIDE: ContextVar[str | None] = ContextVar("loopguard_journal_call", default=None)
 """The key of the recorded call whose body is running."""
@@ -331,7 +328,7 @@ class Recorder:
         inside = None
         if tool.colour in (GENERATOR, ASYNC_GENERATOR):  # between its items it is the consumer who makes calls
             call.yielded = []
-            call.fn = functools.partial(_Noting if tool.colour == GENERATOR else _AsyncNoting, call.fn, call.yielded)
+            call.fn = functools.partial(Noting if tool.colour == GENERATOR else AsyncNoting, call.fn, call.yielded)
         else:
             inside = _INSIDE.set(key)
         try:
@@ -442,8 +439,8 @@ class Recorder:
                 result = _read(finished.result, result_codec, tool, "result")
         if tool.colour in (GENERATOR, ASYNC_GENERATOR):
             again = call.replace(arguments=call.arguments)
-            play = _play if tool.colour == GENERATOR else _play_async
-            again.fn = lambda *args, **kwargs: play(items, result, error)
+            player = play if tool.colour == GENERATOR else play_async
+            again.fn = lambda *args, **kwargs: player(items, result, error)
             return (yield Invoke(again))
         if error is not None:
             raise error
@@ -568,65 +565,3 @@ def _as_started(call: ToolCall) -> events.ToolStarted:
     return events.ToolStarted(
         run_id=call.run.id, at=0.0, call_id=call.id, tool=call.name, arguments={}, reserved={}, **call.place
     )
-
-
-# -- generator tools -------------------------------------------------------------------------------
-
-
-class _Noting:
-    """A generator that notes what it yields."""
-
-    def __init__(self, fn: Callable[..., Any], items: list[Any], *args: Any, **kwargs: Any) -> None:
-        items.clear()
-        self._generator = fn(*args, **kwargs)
-        self._items = items
-
-    def _note(self, item: Any) -> Any:
-        if len(self._items) <= ITEMS:
-            self._items.append(item)
-        return item
-
-    def __iter__(self) -> _Noting:
-        return self
-
-    def __next__(self) -> Any:
-        return self._note(next(self._generator))
-
-    def send(self, value: Any) -> Any:
-        return self._note(self._generator.send(value))
-
-    def throw(self, exc: BaseException) -> Any:
-        return self._note(self._generator.throw(exc))
-
-    def close(self) -> None:
-        self._generator.close()
-
-
-class _AsyncNoting(_Noting):
-    """The same, async."""
-
-    async def __anext__(self) -> Any:
-        return self._note(await self._generator.__anext__())
-
-    async def asend(self, value: Any) -> Any:
-        return self._note(await self._generator.asend(value))
-
-    async def athrow(self, exc: BaseException) -> Any:
-        return self._note(await self._generator.athrow(exc))
-
-    async def aclose(self) -> None:
-        await self._generator.aclose()
-
-
-def _play(items: list[Any], result: Any, error: BaseException | None) -> Generator[Any, Any, Any]:
-    yield from items
-    if error is not None:
-        raise error
-    return result
-
-
-async def _play_async(items: list[Any], result: Any, error: BaseException | None) -> AsyncIterator[Any]:
-    for item in items:
-        yield item
-    if error is not None:
-        raise error

@@ -125,7 +125,7 @@ class SQLiteJournal:
                     "INSERT INTO runs VALUES (?, ?, 'running', ?, ?, 1, ?, ?, ?)",
                     (run_id, name, salt, holder, now + LEASE, now, now),
                 )
-                return Lease(run_id, 1, salt, True, now + LEASE)
+                return Lease(run_id, 1, salt, True)
             other, fence, expires, salt = found
             if other is not None and expires > now and not is_gone(other):
                 raise RunConflict(
@@ -137,7 +137,7 @@ class SQLiteJournal:
                 "WHERE run_id = ?",
                 (holder, fence + 1, now + LEASE, now, run_id),
             )
-            return Lease(run_id, fence + 1, salt, False, now + LEASE)
+            return Lease(run_id, fence + 1, salt, False)
 
     def renew(self, leases: Iterable[Lease]) -> None:
         """See `Journal`."""
