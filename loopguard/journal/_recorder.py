@@ -443,7 +443,7 @@ class Recorder:
             again.fn = lambda *args, **kwargs: player(items, result, error)
             return (yield Invoke(again))
         if error is not None:
-            raise error
+            yield Ask(_raise, error)  # by the driver, which lets a StopIteration through
         return result
 
     def _read_items(self, finished: events.ToolFinished, codec: Codec, tool: Tool) -> list[Any]:
@@ -539,6 +539,10 @@ def _failed_with(call: Call, failure: list[str]) -> bool:
         return False
     error = data_of(call.finished.error)
     return [error["type"], error["text"]] == failure
+
+
+def _raise(error: BaseException) -> None:
+    raise error
 
 
 def _read(stored: Stored, codec: Codec, tool: Tool, what: str) -> Any:

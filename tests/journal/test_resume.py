@@ -257,7 +257,7 @@ def test_recorded_failures_are_raised_again_as_what_they_were(store: str, ran: l
     class Unknown(Exception):
         pass
 
-    kinds = {"builtin": KeyError("a"), "declared": Declared("b"), "unknown": Unknown("c")}
+    kinds = {"builtin": KeyError("a"), "declared": Declared("b"), "unknown": Unknown("c"), "stop": StopIteration("d")}
     seen: list[tuple[str, str]] = []
 
     @tool(raises=(Declared,))
@@ -273,7 +273,7 @@ def test_recorded_failures_are_raised_again_as_what_they_were(store: str, ran: l
                 fail(kind)
             except Exception as exc:
                 seen.append((type(exc).__name__, str(exc)))
-        if len(ran) == 3 and not current_run().parent and dying:  # type: ignore[union-attr]
+        if dying:
             raise Killed
         return n
 
@@ -282,11 +282,12 @@ def test_recorded_failures_are_raised_again_as_what_they_were(store: str, ran: l
         step.run(1, run_id="r")
     dying = False
     step.resume("r")
-    assert ran == ["builtin", "declared", "unknown"]
+    assert ran == ["builtin", "declared", "unknown", "stop"]
     assert seen == [
         ("KeyError", "'a'"),
         ("Declared", "b"),
         (RecordedError.__name__, "test_recorded_failures_are_raised_again_as_what_they_were.<locals>.Unknown: c"),
+        ("StopIteration", "d"),
     ]
 
 
