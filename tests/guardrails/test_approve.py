@@ -1207,3 +1207,22 @@ def test_the_listener_of_a_tool_s_own_guard_hears_its_questions(colour: Colour, 
         till.pay(1)
     kinds = ["QuestionAsked", "QuestionAnswered", "ToolStarted", "ToolFinished"]
     assert [kind for kind in heard if kind in kinds] == kinds
+
+
+def test_a_run_remembers_no_end_of_approved_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A policy engine that approves a million distinct calls must not fill the memory; denials are kept."""
+    monkeypatch.setattr("loopguard.guardrails.approve.REMEMBERED", 50)
+    guard = ApproveTool(lambda call: call.arguments["n"] != 0)
+
+    @tool
+    def work(n: int) -> int:
+        return n
+
+    with Guard(guard, LoopLimit(0), max_refusals=1000).scope("long") as run:
+        with pytest.raises(ApprovalDenied):
+            work(0)
+        for n in range(1, 500):
+            work(n)
+        records = run.slot(guard, dict)
+        assert len(records) <= 100
+        assert sum(record.answer is not None for record in records.values()) == 1
