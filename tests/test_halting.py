@@ -192,6 +192,24 @@ def test_a_call_that_comes_through_ends_the_row() -> None:
     assert (run.refusals, run.steps) == (40, 10)
 
 
+def test_what_comes_through_elsewhere_does_not_end_the_row() -> None:
+    """A thread that spins is halted, though the calls of others come through in between."""
+
+    @tool
+    def other(n: int) -> int:
+        return n
+
+    with Guard(MaxSteps(0, only="look")).scope("s") as run:
+        for i in range(5):
+            with pytest.raises(MaxStepsExceeded):
+                look(i)
+            beside = threading.Thread(target=run.bind(other), args=(i,))
+            beside.start()
+            beside.join()
+        with pytest.raises(LoopHalted):
+            look(5)
+
+
 def test_a_call_that_itself_ends_in_a_refusal_doesnt_end_the_row() -> None:
     """A tool that calls a refused tool has done nothing: delegating doesn't keep a loop alive."""
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from loopguard._admission import mismatch
 from loopguard._approval import Approval, ask
 from loopguard._call import CURRENT, Tool, ToolCall, structural_copy
-from loopguard._pipeline import Effect, EffectTimeout, Proceed, Steps
+from loopguard._pipeline import LOCK, Effect, EffectTimeout, Proceed, Steps
 from loopguard._run import Run
 from loopguard.exceptions import ApprovalDenied, ApprovalTimeout, ConfigurationError, ToolCallRefused
 from loopguard.guardrails._only import Only, Which
@@ -16,6 +17,8 @@ from loopguard.redaction import redact_error
 
 __all__ = ["Approval", "ApproveTool", "approvals"]
 
+REMEMBERED = 10_000
+"""Calls that a run remembers at least to have asked about."""
 MAX_QUESTIONS = 3
 """How often one and the same call may be asked about in a run: a model can't ask all night."""
 
@@ -55,6 +58,19 @@ class _Record:
         self.answer: Approval | None = None
         self.news = -1
         """How much the run had done when it was said: a denial holds until it has done something new."""
+
+
+def _record(approver: ApproveTool, run: Run, digest: str) -> _Record:
+    """What this run remembers of one exact call; of calls that nothing was settled about, the latest."""
+    records: dict[str, _Record] = run.slot(approver, dict)
+    with LOCK:
+        if digest not in records:
+            if len(records) >= 2 * REMEMBERED:
+                unsettled = (old for old, record in list(records.items()) if record.answer is None)
+                for old in list(islice(unsettled, REMEMBERED)):
+                    del records[old]
+            records[digest] = _Record()
+        return records[digest]
 
 
 def approvals(tool: Tool, entries: Sequence[tuple[ApproveTool, Run]]) -> Callable[[ToolCall, Proceed], Steps]:
@@ -147,7 +163,7 @@ def _edited(call: ToolCall, answer: Approval) -> Generator[Effect, Any, ToolCall
 def _answer(approver: ApproveTool, run: Run, call: ToolCall, digest: str) -> Generator[Effect, Any, Approval]:
     """The approver's yes or edit: from a grant, or by asking. Everything else is raised."""
     # outside a run nothing is remembered: the next call may be somebody else's
-    record: _Record = _Record() if run.outside else run.slot((approver, digest), _Record)
+    record = _Record() if run.outside else _record(approver, run, digest)
     held = record.answer
     if held is not None and held.grant == "run" and held.decision == "approve":
         return held

@@ -390,6 +390,7 @@ def test_silence_is_not_a_no(till: Till, silent: Callable[[Any], bool]) -> None:
     with Guard(ApproveTool(silent, timeout=0.02)).scope() as run:
         refusal = till.refused(1)
         assert (run.steps, run.paused) == (0, False)
+        assert (refusal.source, refusal.run_id) == (run.name, run.id)
     assert isinstance(refusal, ApprovalTimeout)
     assert (refusal.code, refusal.guardrail) == ("approval_timeout", "ApproveTool")
     assert str(refusal) == "nobody approved pay within 0.02 s, so it was not run"
@@ -412,6 +413,34 @@ def test_an_async_approver_that_is_silent_is_cancelled(till: Till) -> None:
     with Guard(ApproveTool(approver, timeout=0.02)).scope():
         assert till.refused(1).code == "approval_timeout"
     assert (heard, till.paid) == ([True], [])
+
+
+@pytest.mark.parametrize("colour", ["async", "async generator"], indirect=True)
+def test_a_yes_that_held_up_the_clock_itself_is_late(till: Till) -> None:
+    """An async approver that blocks the event loop, so that its timeout can't be noticed before it answers."""
+
+    async def approver(call: Any) -> bool:
+        threading.Event().wait(0.05)
+        return True
+
+    with Guard(ApproveTool(approver, timeout=0.02)).scope():
+        assert till.refused(1).code == "approval_timeout"
+    assert till.paid == []
+
+
+@pytest.mark.parametrize("answer", [True, False, RuntimeError("boom")], ids=label)
+def test_a_question_is_closed_once_nobody_waits_for_its_answer(till: Till, answer: Any) -> None:
+    """An approver can see that, to give up; and while its answer is waited for, that it is."""
+    seen: list[Any] = []
+
+    def approver(call: Any) -> Any:
+        seen.append((call.question, call.question.closed))
+        return ScriptedApprover([answer])(call)
+
+    with Guard(ApproveTool(approver)).scope():
+        till.outcome(1)
+    ((question, closed),) = seen
+    assert (closed, question.closed, question.over) == (False, True, True)
 
 
 @pytest.mark.parametrize("answer", [False, 1, RuntimeError("boom"), Approval.edit({"amount": 2}), None], ids=label)
@@ -1178,3 +1207,22 @@ def test_the_listener_of_a_tool_s_own_guard_hears_its_questions(colour: Colour, 
         till.pay(1)
     kinds = ["QuestionAsked", "QuestionAnswered", "ToolStarted", "ToolFinished"]
     assert [kind for kind in heard if kind in kinds] == kinds
+
+
+def test_a_run_remembers_no_end_of_approved_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A policy engine that approves a million distinct calls must not fill the memory; denials are kept."""
+    monkeypatch.setattr("loopguard.guardrails.approve.REMEMBERED", 50)
+    guard = ApproveTool(lambda call: call.arguments["n"] != 0)
+
+    @tool
+    def work(n: int) -> int:
+        return n
+
+    with Guard(guard, LoopLimit(0), max_refusals=1000).scope("long") as run:
+        with pytest.raises(ApprovalDenied):
+            work(0)
+        for n in range(1, 500):
+            work(n)
+        records = run.slot(guard, dict)
+        assert len(records) <= 100
+        assert sum(record.answer is not None for record in records.values()) == 1
