@@ -324,6 +324,23 @@ def test_fresh_tasks_for_every_call_are_halted_too() -> None:
     assert 40 <= rounds <= 42  # 100 × max_refusals refusals with nothing admitted between
 
 
+def test_refusals_in_fresh_tasks_are_forgotten_once_something_comes_through() -> None:
+    """199 of them before each success, under a ceiling of 200: nobody is halted."""
+
+    @tool
+    async def other(n: int) -> int:
+        return n
+
+    async def main() -> None:
+        with Guard(MaxSteps(0, only="fetch"), max_refusals=2).scope("s"):
+            for n in range(3):
+                seen = await asyncio.gather(*map(fetch, range(199)), return_exceptions=True)
+                assert all(isinstance(outcome, MaxStepsExceeded) for outcome in seen)
+                await other(n)
+
+    asyncio.run(main())
+
+
 def test_a_halt_is_latched_however_often_it_is_swallowed() -> None:
     """Fresh tasks, a success in a sibling run, a garbage collection: the halted run stays halted."""
 

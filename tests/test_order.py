@@ -19,6 +19,7 @@ from loopguard import (
     ApproveTool,
     Budget,
     CircuitBreaker,
+    ConfigurationError,
     Guard,
     LoopLimit,
     MaxSteps,
@@ -453,6 +454,20 @@ def test_a_run_that_a_hook_stops_before_the_body_runs_nothing(colour: Colour) ->
     with Guard(stop).scope(), pytest.raises(ToolCallRefused) as caught:
         colour.call(tool(colour.make(lambda: bodies.append(1))))
     assert (caught.value.code, bodies) == ("stopped", [])
+
+
+@pytest.mark.parametrize("colour", ["sync", "generator"], indirect=True)
+def test_an_async_approver_of_a_sync_tool_is_found_out_before_any_limit_is_asked(colour: Colour) -> None:
+    """Nothing could await its answer: that is the program's mistake, and shows before anything is taken."""
+    log: list[str] = []
+
+    async def approver(call: Any) -> bool:
+        return True
+
+    decorated = tool(colour.make(lambda: None))
+    with Guard(Logged(log), ApproveTool(approver)).scope(), pytest.raises(ConfigurationError, match="async"):
+        colour.call(decorated)
+    assert log == []
 
 
 def test_arguments_that_do_not_bind_reach_no_limit_and_no_person(colour: Colour) -> None:
