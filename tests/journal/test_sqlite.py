@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import sqlite3
 import stat
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -299,8 +300,9 @@ def _make(path: str, start: Any, said: Any) -> None:
         said.put(str(exc))
 
 
-def test_many_processes_may_make_the_same_store_at_once(tmp_path: Path) -> None:
+def test_many_processes_may_make_the_same_store_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first run of a fleet of workers: each finds the file made, or makes it; none is told that it is locked."""
+    monkeypatch.setattr(sys, "path", [*sys.path, str(Path(__file__).parents[2])])  # where a child finds this module
     context = multiprocessing.get_context("spawn")
     said = context.SimpleQueue()
     for turn in range(2):
