@@ -109,6 +109,10 @@ class Binder:
 
     def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """{parameter: value} with defaults applied; the function's own TypeError if they don't bind."""
+        if not kwargs and len(args) == self.count:
+            return dict(zip(self.names, args, strict=True))
+        if self._simple and not args and len(kwargs) == len(self.names) and all(map(kwargs.__contains__, self.names)):
+            return {name: kwargs[name] for name in self.names}
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as exc:

@@ -199,6 +199,7 @@ def _restore(loop: LoopRun, recorded: RunStory, codec: Codec) -> None:
     if under_way is None:
         return
     run.past = run.recorder.past_calls(run.id, under_way.number)
+    run.outcomes = run.recorder.past_outcomes(run.id, under_way.number)
     before = [each for number, each in sorted(recorded.passes.items()) if number < under_way.number]
     loop.history[:] = [_iteration(each, recorded, codec) for each in before if each.returned is not None]
     loop.completed = sum(each.accepted for each in before)

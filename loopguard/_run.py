@@ -81,6 +81,8 @@ class Run:
     """Where it stands in a journal: what its RunStarted event says of that."""
     past: Sequence[tuple[str, bool]] = ()
     """The tool calls of earlier processes, where the run was resumed: (tool, whether in this iteration)."""
+    outcomes: Sequence[tuple[str, Any]] = ()
+    """What this run's own calls in earlier processes came to: (strict digest of the call, JSON data)."""
     raised: Mapping[str, int] = MappingProxyType({})
     """Caps that were raised when the run was resumed, by unit."""
     span: Any = None

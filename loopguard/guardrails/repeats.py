@@ -30,6 +30,7 @@ class LoopLimit:
     - ``ttl``: seconds after which a call that wasn't made again is forgotten; ``timer`` is its clock.
     - ``strict``: count arguments alone over the whole run, whatever the results.
 
+    A resumed run counts the calls of earlier processes, too; not where ``ignore`` or ``ttl`` is given.
     Refuses with code ``loop_limit``.
     """
 
@@ -108,6 +109,20 @@ class _Counts:
         self.news = 0
         """Counts the calls never seen before: each sets every older count back."""
         self.floor = 1 if guardrail.n > 1 else 0
+        # of calls in earlier processes only digests are known: not what to leave out, and not when to forget them
+        self.resumed = bool(run.outcomes) and not self.ignore and guardrail.ttl is None
+        if self.resumed:
+            for digest, result in run.outcomes:
+                self._recall(digest, result)
+
+    def _recall(self, digest: str, result: Any) -> None:
+        """Count a call of an earlier process."""
+        seen = self.seen.get(digest)
+        if seen is None:
+            self.news += 1
+            self._remember(digest, _Seen(1, self.news, result_print(result) if self.n == 2 else None))
+        else:
+            self._again(digest, seen, result_print(result))
 
     def prepare(self, call: ToolCall) -> None:
         key = call.key(self.ignore)
@@ -115,6 +130,11 @@ class _Counts:
             call.marks = {**call.marks, self: key}
         else:
             call.loose = key
+            if self.resumed:
+                with LOCK:
+                    seen = self.seen.pop(call.place.get("digest"), None)
+                    if seen is not None:
+                        self.seen.setdefault(key, seen)
 
     def _key(self, call: ToolCall) -> Any:
         return call.marks[self] if self.ignore else call.loose
@@ -167,12 +187,15 @@ class _Counts:
                 else:
                     self._remember(key, _Seen(1, self.news, result))
                 return
-            differs = seen.print is not None and result is not None and seen.print != result
-            seen.count = 1 if differs else self._count(seen) + 1
-            seen.news = self.news
-            if result is not None:
-                seen.print = result
-            self._remember(key, seen)  # made again: the latest, and its time to live starts anew
+            self._again(key, seen, result)
+
+    def _again(self, key: Any, seen: _Seen, result: Any) -> None:
+        differs = seen.print is not None and result is not None and seen.print != result
+        seen.count = 1 if differs else self._count(seen) + 1
+        seen.news = self.news
+        if result is not None:
+            seen.print = result
+        self._remember(key, seen)  # made again: the latest, and its time to live starts anew
 
     def _print(self, call: ToolCall, result: Any, error: BaseException | None) -> Any:
         if error is not None:
@@ -184,6 +207,11 @@ class _Counts:
 
 class _StrictCounts(_Counts):
     """Arguments alone, over the whole run, counted when a call is admitted."""
+
+    def _recall(self, digest: str, result: Any) -> None:
+        seen = self.seen.get(digest) or _Seen(0, 0, True)
+        seen.count += 1
+        self._remember(digest, seen)
 
     def take(self, call: ToolCall) -> Any:
         key = self._key(call)

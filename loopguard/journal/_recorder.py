@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import threading
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from contextvars import ContextVar
 from typing import Any
 
@@ -52,7 +52,7 @@ class Recorder:
         """What the body of the iteration under way returned, by run."""
         self._tools: dict[str, Tool] = {}
         self._trouble: CheckpointError | None = None
-        self._seen: dict[tuple[str, int], Counter[tuple[str, ...]]] = {}
+        self._seen: defaultdict[tuple[str, int], Counter[tuple[str, ...]]] = defaultdict(Counter)
         """How often what was asked for, in each iteration that is under way."""
         self._counting = threading.Lock()
         self.resuming: int | None = None
@@ -257,6 +257,27 @@ class Recorder:
                 found.append((call.started.tool, self._stands_in(owner, iteration, run_id, number)))
         return found
 
+    def past_outcomes(self, run_id: str, number: int) -> list[tuple[str, Any]]:
+        """What the calls of a run itself came to: (strict digest, JSON data).
+
+        Without those that other processes wouldn't know, and the failed ones of this iteration: they may run again.
+        """
+        found: list[tuple[str, Any]] = []
+        for call in self.story.calls.values():
+            started, finished = call.started, call.finished
+            if finished is None or started.run_id != run_id or not started.durable or started.digest is None:
+                continue
+            if finished.outcome == "returned" and finished.items is None:
+                result: Any = finished.result
+                # one that nobody knows is news
+                came = object() if result is None or result.lost is not None else result.show()
+                found.append((started.digest, came))
+            elif started.owner_iteration != number:
+                items: Any = finished.items
+                error = None if finished.error is None else data_of(finished.error)
+                found.append((started.digest, [error, None if items is None else items.show()]))
+        return found
+
     def place_of(self, run: Run, digest: str) -> dict[str, Any]:
         """Where a loop stands that begins inside this run."""
         if run.parent is None or run is self.run:
@@ -268,7 +289,7 @@ class Recorder:
     def _count(self, owner: Run, *what: str) -> int:
         """Which one of its kind this is in its iteration."""
         with self._counting:
-            seen = self._seen.setdefault((owner.id, owner.iteration), Counter())
+            seen = self._seen[owner.id, owner.iteration]
             seen[what] += 1
             return seen[what]
 

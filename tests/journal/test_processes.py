@@ -24,6 +24,7 @@ import pytest
 
 from loopguard import journal
 from loopguard._events import ToolFinished, ToolStarted
+from loopguard.journal._protocol import LEASE
 from loopguard.testing import MessagesServer, Reply
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked here")
@@ -344,6 +345,116 @@ def test_of_two_processes_that_resume_one_run_one_wins(stage: Stage) -> None:
     told.set()
     assert winner.result() == "won"
     assert stage.counter.effects == ["put 0"]
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_a_process_that_lost_its_lease_can_not_commit(colour: str, stage: Stage) -> None:
+    """Stopped past the end of its lease, and then let go on: another one drives the run, and nothing of it is written.
+
+    Until the lease ends, whoever wants the run is told who holds it.
+    """
+    stopped, taken, late, over = (threading.Event() for _ in range(4))
+
+    def answer(what: str) -> str:
+        if what == "put 1" and not stopped.is_set():
+            stopped.set()
+            late.wait(30)
+            return "too late"
+        if what == "put 2":
+            taken.set()
+            over.wait(30)
+        return f"did {what}"
+
+    stage.counter.answer = answer
+    first = stage.start("driven", colour=colour, ahead=0)
+    try:
+        assert stopped.wait(30)
+        os.kill(first.pid, signal.SIGSTOP)
+        refused = stage.start("driven", colour=colour, ahead=LEASE / 2).error()
+        assert f"RunConflict: the run 'r' is being driven by process {first.pid} on" in refused
+        second = stage.start("driven", colour=colour, ahead=LEASE + 1)
+        assert taken.wait(30)
+        written = stage.book().events("r")
+        late.set()
+        os.kill(first.pid, signal.SIGCONT)
+        assert "LeaseLost: another process has taken over the run 'r'" in first.error()
+        assert stage.book().events("r") == written
+    finally:
+        over.set()
+        first.kill()
+    assert second.result() == ["did put 0", "did put 1", "did put 2"]
+    assert stage.counter.effects == ["put 0", "put 1", "put 1", "put 2"]
+    results = [e.result for e in stage.book().events("r") if isinstance(e, ToolFinished)]
+    assert results == ["did put 0", "did put 1", "did put 2"]
+    assert stage.book().verify("r") is None
+
+
+def test_an_export_that_was_killed_is_gone_on_with_by_another_process(stage: Stage, tmp_path: Path) -> None:
+    """C54: killed in the middle of a record, then of a character; another process appends, a third reads it all."""
+    whole, file = tmp_path / "whole.jsonl", str(tmp_path / "export.jsonl")
+
+    def read() -> Any:
+        return stage.start("reading", file=file).result()
+
+    stage.start("working", run_id="r", iterations=2).result()
+    count = stage.start("exporting", file=str(whole), cut=None).result()
+    lines = whole.read_bytes().splitlines(keepends=True)
+    before = b"".join(lines[:2]) + lines[2][: len(lines[2]) // 2]
+    victim = stage.start("exporting", file=file, cut=len(before))
+    victim.wait_for(lambda: not _runs(victim.pid))
+    assert (Path(file).read_bytes(), victim.out.exists()) == (before, False)
+    assert read() == [{"r": 2}, [3], [None]]
+    assert stage.start("exporting", file=file, cut=None).result() == count - 2
+    assert Path(file).read_bytes().startswith(before + b"\n")
+    assert read() == [{"r": count}, [3], [None]]
+
+    victim = stage.start("tearing", file=file)
+    victim.wait_for(lambda: not _runs(victim.pid))
+    before = Path(file).read_bytes()
+    torn = before.count(b"\n") + 1
+    assert before.endswith("ü".encode()[:1])
+    assert read() == [{"r": count}, [3, torn], [None]]
+    stage.start("working", run_id="s", iterations=2).result()
+    assert stage.start("exporting", file=file, cut=None).result() == count
+    assert Path(file).read_bytes().startswith(before + b"\n")
+    assert read() == [{"r": count, "s": count}, [3, torn], [None, None]]
+
+    lines = Path(file).read_bytes().split(b"\n")
+    lines[torn + 1] = lines[torn + 1][:40]
+    Path(file).write_bytes(b"\n".join(lines))
+    for program in ("reading", "exporting"):
+        error = stage.start(program, file=file, cut=None).error()
+        assert f"JournalError: {file}, line {torn + 2}, is damaged" in error
+
+
+@pytest.mark.parametrize(
+    ("kind", "shown"),
+    [
+        ("bytes", "_w=="),
+        ("datetime", "2026-01-02T00:00:00Z"),
+        ("function", "<builtins.function>"),
+        ("Hostile", "<__main__.Hostile>"),
+    ],
+)
+def test_a_placeholder_is_no_result_for_another_process(kind: str, shown: str, stage: Stage) -> None:
+    """C55: the caller got the original; a resume elsewhere says that it wasn't kept, and never runs the tool again.
+
+    Where the argument has no form that another process would know, nobody knows whether it is the same call.
+    """
+    stage.kill_at("last", "hostile", run_id="r", kinds=[kind])
+    events = stage.book().events("r")
+    (started,) = [e for e in events if isinstance(e, ToolStarted) and e.tool == "odd"]
+    (finished,) = [e for e in events if isinstance(e, ToolFinished)]
+    assert (started.arguments, finished.result) == ({"argument": shown}, "\\ud83d")
+    resumed = stage.start("hostile", run_id="r", kinds=[kind])
+    if kind != "function":
+        assert "CheckpointError: odd has run, but its result could not be recorded" in resumed.error()
+        assert stage.book().questions() == []
+    else:
+        assert resumed.result() == ["", "waiting"]
+        assert [question.tool for question in stage.book().questions()] == ["odd"]
+    assert stage.counter.effects == [f"odd {kind}", "last"]
+    assert stage.book().verify("r") is None
 
 
 def _committed(db: sqlite3.Connection, run_id: str) -> int:

@@ -16,6 +16,8 @@ from loopguard import (
     EvaluationFailed,
     Guard,
     JournalError,
+    LoopLimit,
+    LoopLimitExceeded,
     LoopStopped,
     MaxSteps,
     RecordedError,
@@ -594,6 +596,66 @@ def test_a_state_that_would_lose_something_is_a_checkpoint_error(store: str, ran
     result = loop(max=2, store=store, name="step")(right).resume("r")
     assert result.value == More(2, (), 5)
     assert ran == ["work 0", "work 1"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "answers", "looks"),
+    [
+        (LoopLimit(3), ["same"], 3),
+        (LoopLimit(3, strict=True), ["a", "b", "c"], 3),
+        (LoopLimit(3), ["a", "b", "c"], 6),
+        (LoopLimit(3), [1.5, {"a": [1, None]}], 6),
+        (LoopLimit(2), [{"a": [1, None]}], 2),
+    ],
+)
+@pytest.mark.parametrize("dies_in", [2, 3])
+def test_a_loop_that_began_in_another_process_is_still_one(
+    limit: LoopLimit, answers: list[Any], looks: int, dies_in: int, store: str, ran: list[str]
+) -> None:
+    """A resumed run knows how often it made the same call, and what came of it: polling is no loop there, either."""
+    dying = True
+    refused: list[Any] = []
+
+    @tool
+    def look(at: str, options: dict[str, int]) -> Any:
+        ran.append(at)
+        return answers[len(ran) % len(answers)]
+
+    @loop(max=6, guard=Guard(limit), store=store)
+    def step(n: int) -> int:
+        try:
+            look("there", {"depth": 1})
+        except LoopLimitExceeded as exc:
+            refused.append(exc.value)
+        if dying and n == dies_in - 1:
+            raise Killed
+        return n + 1
+
+    with pytest.raises(Killed):
+        step.run(0, run_id="r")
+    dying = False
+    refused.clear()
+    assert step.resume("r").value == 6
+    assert len(ran) == looks
+    assert refused == [limit.n] * (6 - max(looks, dies_in - 1))
+
+
+def test_a_call_that_fails_in_every_process_is_no_loop(store: str, ran: list[str]) -> None:
+    """Each resume tries the call again that had failed; that somebody wants it so often is not the run's doing."""
+
+    @tool
+    def connect(host: str) -> str:
+        ran.append(host)
+        raise ConnectionError("no route")
+
+    @loop(max=1, guard=Guard(LoopLimit(1)), store=store)
+    def step(n: str) -> str:
+        return connect(n)
+
+    for _ in range(5):
+        with pytest.raises(ConnectionError):
+            step.run("there", run_id="r")
+    assert len(ran) == 5
 
 
 def test_a_scope_around_a_durable_loop_keeps_its_own_counters(store: str) -> None:

@@ -6,18 +6,23 @@ Nothing here tells where it stands: effects go to a counter in the test's proces
 from __future__ import annotations
 
 import asyncio
+import datetime
 import json
 import os
+import resource
+import signal
 import socket
 import sys
+import time
 import traceback
 from typing import Any
 
 import anthropic
 import pydantic  # noqa: F401  # loaded once, before the forks
 
-from loopguard import Guard, current_call, loop, meter, tool
-from loopguard.journal import _sqlite  # noqa: F401  # as above
+from loopguard import Guard, current_call, journal, loop, meter, tool
+from loopguard.journal._rows import first_broken
+from loopguard.journal._sqlite import SQLiteJournal
 
 STORE = ""
 COUNTER: tuple[str, int] = ("", 0)
@@ -49,6 +54,19 @@ def put(n: int) -> str:
 async def fetch(name: str) -> str:
     """One of several in parallel."""
     return await asyncio.get_running_loop().run_in_executor(None, effect, f"fetch {name}")
+
+
+@tool(idempotent=True)
+async def aput(n: int) -> str:
+    """The same without holding up an event loop."""
+    return await asyncio.get_running_loop().run_in_executor(None, effect, f"put {n}")
+
+
+@tool
+def odd(argument: Any) -> Any:
+    """Returns what no file can hold."""
+    effect(f"odd {type(argument).__name__}")
+    return "\ud83d"
 
 
 @tool
@@ -145,7 +163,91 @@ def agent(args: dict[str, Any]) -> Any:
     return [str(result.stop_reason), str(result.cost), result.usage.model_calls]
 
 
-PROGRAMS = {each.__name__: each for each in (working, eight, one_call, parallel, waiting, agent)}
+def driven(args: dict[str, Any]) -> Any:
+    """A run of three calls, in a process whose clock may be ahead of the others', so that their leases are over."""
+    path = STORE.removeprefix("sqlite:///")
+    store: Any = SQLiteJournal(path, clock=lambda: time.time() + args["ahead"]) if args["ahead"] else STORE
+    if args["colour"] == "sync":
+
+        @loop(max=3, store=store, name="driven")
+        def step(state: list[str]) -> list[str]:
+            return [*state, put(len(state))]
+
+        return step.run([], run_id="r").value
+
+    @loop(max=3, store=store, name="driven")
+    async def astep(state: list[str]) -> list[str]:
+        return [*state, await aput(len(state))]
+
+    return asyncio.run(astep.run([], run_id="r")).value
+
+
+class Hostile:
+    """Can't be written in any way, nor shown."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+
+def hostile(args: dict[str, Any]) -> Any:
+    """Calls with arguments of these kinds, whose results can't be kept; then the one at which the counter may kill."""
+    kinds: dict[str, Any] = {
+        "function": lambda: 1,
+        "bytes": b"\xff",
+        "datetime": datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC),
+        "Hostile": Hostile(),
+    }
+
+    @loop(max=1, store=STORE, name="hostile")
+    def step(state: str) -> str:
+        assert [odd(kinds[kind]) for kind in args["kinds"]] == ["\ud83d"] * len(args["kinds"])
+        return last()
+
+    result = step.run("", run_id=args["run_id"])
+    return [result.value, str(result.stop_reason)]
+
+
+def exporting(args: dict[str, Any]) -> Any:
+    """Export everything; the kernel kills it in the middle of a write, once the file has `cut` bytes."""
+    book = journal.open(STORE)
+    book.runs()  # SQLite's own files are there before the limit is
+    if args["cut"] is not None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (args["cut"], args["cut"]))
+    return book.export(args["file"])
+
+
+def tearing(args: dict[str, Any]) -> Any:
+    """Append half a record that ends in half a character, and die of kill -9."""
+    with open(args["file"], "ab", buffering=0) as file:
+        file.write('{"run_id":"ü'.encode()[:-1])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def reading(args: dict[str, Any]) -> Any:
+    """How many records of which run an export has, which lines are torn, and whether the chains are whole."""
+    runs, damaged = journal.read_export(args["file"])
+    broken = [first_broken(run_id, rows) for run_id, rows in runs.items()]
+    return [{run_id: len(rows) for run_id, rows in runs.items()}, damaged, broken]
+
+
+PROGRAMS = {
+    each.__name__: each
+    for each in (
+        working,
+        eight,
+        one_call,
+        parallel,
+        waiting,
+        agent,
+        driven,
+        hostile,
+        exporting,
+        tearing,
+        reading,
+    )
+}
 
 
 def main() -> None:

@@ -67,7 +67,7 @@ LIKELY = {
     "_scope": ["test_run", "test_halting", "test_latching"],
     "_threads": ["test_drivers", "guardrails/test_resilience", "test_until"],
     "_tool": ["test_tool", "test_run"],
-    "budgets/budget": ["budgets/test_budget", "budgets/test_extend", "test_charge", "test_wind"],
+    "budgets/budget": ["budgets/test_budget", "budgets/test_extend", "budgets/test_races", "test_charge", "test_wind"],
     "budgets/ledger": ["budgets/test_ledger"],
     "guardrails/approve": ["guardrails/test_approve", "test_order"],
     "guardrails/repeats": ["guardrails/test_repeats"],
