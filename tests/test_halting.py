@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from loopguard import (
+    ApproveTool,
     ConfigurationError,
     Guard,
     LoopHalted,
@@ -650,3 +651,24 @@ def test_max_refusals_is_an_int_of_at_least_one(value: Any) -> None:
     """Anything else is a ConfigurationError that says so."""
     with pytest.raises(ConfigurationError, match=r"max_refusals=.*int of at least 1"):
         Guard(max_refusals=value)
+
+
+def test_a_turn_in_which_something_ran_ends_the_row_before_it() -> None:
+    """Refusals of turns before and after a good one are two rows, neither of which is long enough."""
+    guard = Guard(ApproveTool(lambda call: call.arguments["n"] > 0), LoopLimit(0), max_refusals=3)
+
+    @guard.tool
+    def work(n: int) -> int:
+        return n
+
+    def turn(*numbers: int) -> list[dict[str, Any]]:
+        blocks = [{"type": "tool_use", "id": f"t{n}", "name": "work", "input": {"n": n}} for n in numbers]
+        return guard.run_tools(blocks)
+
+    with guard.scope("turns"):
+        turn(-1)
+        turn(-2)
+        assert [result.get("is_error", False) for result in turn(-3, 1)] == [True, False]
+        turn(-4)
+        turn(-5)
+        assert turn(2)[0]["content"].startswith("2")

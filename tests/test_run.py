@@ -24,6 +24,7 @@ import pytest
 
 import loopguard
 from loopguard import (
+    ApproveTool,
     Budget,
     ConfigurationError,
     Guard,
@@ -916,3 +917,32 @@ def test_calls_outside_any_run_leave_nothing_behind() -> None:
     gc.collect()
     assert [ref() for ref in made] == [None] * 5
     assert guard.schemas() == []
+
+
+def test_while_a_person_thinks_the_runs_other_calls_go_on() -> None:
+    """The deadline stands still for the whole run: a call beside the question is not refused for the time it takes."""
+    asked, answered = asyncio.Event(), asyncio.Event()
+
+    async def person(call: Any) -> bool:
+        asked.set()
+        await answered.wait()
+        return True
+
+    @tool
+    async def risky() -> str:
+        return "risky"
+
+    @tool
+    async def harmless() -> str:
+        return "harmless"
+
+    @loop(max=1, timeout=0.2, guard=Guard(ApproveTool(person, only="risky")))
+    async def agent(state: list[str]) -> list[str]:
+        waiting = asyncio.create_task(risky())
+        await asked.wait()
+        await asyncio.sleep(0.3)
+        beside = await harmless()
+        answered.set()
+        return [await waiting, beside]
+
+    assert asyncio.run(agent.run([])).value == ["risky", "harmless"]
