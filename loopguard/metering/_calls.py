@@ -14,7 +14,8 @@ from opentelemetry.trace import INVALID_SPAN, Span, SpanKind
 from loopguard import _events as events
 from loopguard._admission import book, latched, ring
 from loopguard._amounts import SCALE, decimal, decimals, plain
-from loopguard._call import new_id
+from loopguard._call import new_id, structural_copy
+from loopguard._config import settings
 from loopguard._halting import check_halted, end_row, note_refusal
 from loopguard._pipeline import LOCK
 from loopguard._run import Run
@@ -59,6 +60,8 @@ class ModelCall:
         self._worst = Usage()
         self._open = True
         self._id: str | None = None
+        self.messages: Any = None
+        """What the model is asked, where `configure(prompt_snapshots=True)` wants it kept."""
         self.response: dict[str, Any] | None = None
         """What the API answered, where a journal wants to know."""
         self.span: Span = INVALID_SPAN
@@ -74,6 +77,8 @@ class ModelCall:
 
     def reserve(self, body: Mapping[str, Any], survey: Survey) -> None:
         """Work out the most that the call may cost: its input and max_tokens of output."""
+        if settings.prompt_snapshots:
+            self.messages = structural_copy({name: body[name] for name in ("system", "messages") if name in body})
         limit = body.get("max_tokens")
         self._max_tokens = limit if type(limit) is int and limit > 0 else 0
         models = [entry.get("model") for entry in listed(body.get("fallbacks"))]
@@ -276,6 +281,7 @@ class ModelCall:
                 usage=usage,
                 charged=decimals(charged),
                 cost=cost,
+                messages=self.messages,
                 partial=partial,
                 error=error,
                 duration=max(0.0, time.perf_counter() - self.started),
