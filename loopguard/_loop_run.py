@@ -193,8 +193,7 @@ class LoopRun:
     def ended(self) -> None:
         """After the end: the last event is committed before the outcome is handed on, the journal is let go of."""
         if self.recorder is not None:
-            reason = self.outcome.stop_reason if self.outcome is not None else self.reason
-            self.recorder.close(str(reason or StopReason.ERROR))
+            self.recorder.close(str(self.reason or StopReason.ERROR))
         elif self.run.recorder is not None:
             self.run.recorder.settled()
 
