@@ -259,6 +259,9 @@ class LoopRun:
         """What a plain call returns: never the untouched argument in the guise of a result."""
         result = self.outcome
         assert result is not None
+        if result.stop_reason is StopReason.WAITING:
+            text = f"{result.name} waits for a person, and goes on with {result.name}.resume({result.run_id!r})"
+            raise LoopStopped(result, text) from result.error
         if not self.completed and result.stop_reason is not StopReason.EVALUATION_FAILED:
             text = f"{result.name} was stopped before its first iteration was completed: {result}"
             raise LoopStopped(result, text) from result.error
