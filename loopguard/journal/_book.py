@@ -106,7 +106,9 @@ class OpenJournal:
         if run.status not in _LIVE:
             raise RunConflict(f"the run {run.run_id!r} is over ({run.status}): nothing waits for this answer")
         body = sealed(said, asked, self._key)
-        before = self._writer.use(lambda journal: journal.mail(run.run_id)).get(question_id)  # one of a wrong key
+        before = self._writer.use(lambda journal: journal.mail(run.run_id)).get(question_id)
+        if before is not None and opened(before, asked, self._key) is not None:
+            before = None  # only what isn't an answer, by this key, may be replaced
         there = self._writer.use(lambda journal: journal.post(run.run_id, question_id, body, before))
         if there != body:
             other = opened(there, asked, self._key)
