@@ -12,6 +12,7 @@ from loopguard._call import new_id, structural_copy
 from loopguard._pipeline import Ask, Effect, EffectTimeout
 from loopguard._run import Run
 from loopguard.exceptions import ConfigurationError, LoopGuardError
+from loopguard.telemetry._questions import waited
 
 __all__ = ["Approval", "Question", "Subject", "ask"]
 
@@ -128,6 +129,7 @@ def ask(
     finally:
         question.over = True
         run.asked()
+        waited(time.monotonic() - started, kind, subject.name, decision, answer.by if answer is not None else None)
         run.emit(
             events.QuestionAnswered,
             question_id=question.id,

@@ -29,6 +29,7 @@ __all__ = [
     "end_failed",
     "end_ok",
     "end_refused",
+    "end_unanswered",
     "of_refusal",
     "provider_is_set",
     "sanitise",
@@ -154,6 +155,11 @@ def end_failed(
         except Exception:  # a __str__ of the user's
             description = kind.__qualname__
         _end(span, description, end_time_ns, {**error, **(attributes or {})})
+
+
+def end_unanswered(span: Span, code: str, end_time_ns: int | None = None) -> None:
+    """End the span of a question that came to no answer."""
+    _end(span, code, end_time_ns, {names.ERROR_TYPE: code})
 
 
 def add_evaluation(

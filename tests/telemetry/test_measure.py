@@ -17,7 +17,7 @@ PROGRAM = textwrap.dedent(
     reader = InMemoryMetricReader()
     metrics.set_meter_provider(MeterProvider([reader]))
 
-    from loopguard import ApproveTool, Guard, MaxSteps, ToolCallRefused, charge, loop, tool
+    from loopguard import ApproveTool, Budget, Guard, MaxSteps, ToolCallRefused, charge, loop, tool
 
     @tool(cost=0.25)
     def work(n):
@@ -25,9 +25,16 @@ PROGRAM = textwrap.dedent(
             raise KeyError(n)
         return n
 
-    @loop(max=3, guard=Guard(MaxSteps(2), ApproveTool(lambda call: True)))
+    guard = Guard(MaxSteps(2), ApproveTool(lambda call: True), Budget(usd=1, name="team"), Budget(usd=2))
+    work = guard.wrap(work)
+
+    @loop(max=3, guard=guard)
     def agent(n):
         charge(tokens=10)
+        try:
+            guard.call(f"made up by a model {n}", {})
+        except ValueError:
+            pass
         try:
             work(n)
         except (ToolCallRefused, KeyError):
@@ -56,7 +63,12 @@ def test_runs_are_measured_once_a_meter_provider_is_set() -> None:
         "gen_ai.execute_tool.duration": [[["KeyError", "execute_tool", "work"], 1], [["execute_tool", "work"], 1]],
         "gen_ai.invoke_agent.duration": [[["agent", "invoke_agent", "max_iterations"], 1]],
         "loopguard.loop.iterations": [[["agent", "max_iterations"], 1]],
-        "loopguard.decisions": [[["MaxSteps", "deny", "work"], 1]],
+        "loopguard.decisions": [
+            [["ApproveTool", "allow", "work"], 2],
+            [["ApproveTool", "escalate", "work"], 2],
+            [["Guard", "_unknown", "deny"], 3],
+            [["MaxSteps", "deny", "work"], 1],
+        ],
         "loopguard.approval.duration": [[["approval", "granted", "work"], 2]],
-        "loopguard.budget.consumed": [[["tokens", "tokens"], 30.0], [["usd", "usd"], 0.25]],
+        "loopguard.budget.consumed": [[["team", "usd"], 0.25], [["tokens", "tokens"], 30.0], [["usd", "usd"], 0.25]],
     }
