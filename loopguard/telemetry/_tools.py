@@ -30,10 +30,14 @@ class ToolSpans:
         if plan.spans is None:
             plan.spans = self._prepare(plan)
         name, unknown, admitted = plan.spans
-        if plan.proceed is None:  # the decision has been made; else `close` tells
-            attributes = {**(admitted if call.step else unknown), names.TOOL_CALL_ID: call.id, **self._counted(call)}
+        if plan.proceed is None and call.step:  # the decision has been made; else `close` tells
+            attributes = admitted.copy()
+            attributes[names.STEP_INDEX] = call.step
         else:
-            attributes = {**unknown, names.TOOL_CALL_ID: call.id}
+            attributes = unknown.copy()
+        attributes[names.TOOL_CALL_ID] = call.id
+        if plan.proceed is None and call.repeats:
+            attributes[names.CALL_REPEAT_COUNT] = call.repeats
         if spans.capture_content():
             attributes[names.TOOL_CALL_ARGUMENTS] = spans.content(call.arguments_or_raw())
         if call.provider_id is not None:  # somebody else's text
@@ -47,7 +51,8 @@ class ToolSpans:
         if steps:
             fixed[names.STEP_LIMIT] = min(steps)
         fixed = spans.sanitise(fixed)
-        return f"{names.EXECUTE_TOOL} {fixed[names.TOOL_NAME]}", fixed, {**fixed, **self._cost(plan.tool.cost)}
+        name = spans.clean_name(f"{names.EXECUTE_TOOL} {plan.name}")
+        return name, fixed, {**fixed, **self._cost(plan.tool.cost)}
 
     @staticmethod
     def _counted(call: ToolCall) -> dict[str, Any]:
