@@ -113,7 +113,7 @@ def test_every_span_is_fit_for_every_exporter(
         return value
 
     work = tool(name=f"work {LONE} {LONG}", cost={"usd": Decimal("0.3")}, repeatable=True)(colour.make(body))
-    guard = Guard(MaxSteps(9), Budget(usd=Decimal("0.5"), name=f"team {LONE} {LONG}"), ApproveTool(approver), Retry(1))
+    guard = Guard(MaxSteps(9), Budget(usd=Decimal("0.4"), name=f"team {LONE} {LONG}"), ApproveTool(approver), Retry(1))
 
     def judge(state: Any) -> Verdict:
         return Verdict(False, told, score=Decimal("0.1"))  # type: ignore[arg-type]  # a user's mistake
