@@ -107,7 +107,7 @@ def test_every_span_is_fit_for_every_exporter(
         return Approval.approve(by=f"{LONE} {LONG}")
 
     def body(what: str, value: Any) -> Any:
-        charge(usd=Decimal("0.1"), **{f"units {LONE}": 1})
+        charge(usd=Decimal("0.1"))
         if what == "raise":
             raise ValueError(told)
         return value
@@ -131,7 +131,7 @@ def test_every_span_is_fit_for_every_exporter(
         return left[1:]
 
     with caplog.at_level(logging.WARNING, logger="opentelemetry"), pytest.raises(ValueError, match="Bearer"):
-        agent(["return", "raise", "deny", "return"])
+        agent(["return", "deny", "raise", "return"])
     found = strict.check()
     assert [record.getMessage() for record in caplog.records if record.name.startswith("opentelemetry")] == []
     assert {span.name.split(" ", 1)[0] for span in found} == {
