@@ -14,7 +14,7 @@ help: ## list the targets
 demo: $(VENV)/.demo ## see an agent that runs into its limits, offline
 	@$(BIN)/python examples/02_agent.py
 
-jaeger: ## build Jaeger (once) and start it, to see the spans
+jaeger: ## build Jaeger (once) and start it, without its web pages
 	@.ci/jaeger
 
 test: $(VENV)/.dev ## run the tests
