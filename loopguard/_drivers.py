@@ -289,7 +289,7 @@ def call_sync(
     finally:
         if tracer is not None:
             tracer.detach(attached)
-            tracer.close(call.span, plan, call if plan.proceed is None else latest(call), error, result)
+            tracer.close(call.span, plan, latest(call), error, result)
         CURRENT.reset(before)
 
 
@@ -348,5 +348,5 @@ async def call_async(
     finally:
         if tracer is not None:
             tracer.detach(attached)
-            tracer.close(call.span, plan, call if plan.proceed is None else latest(call), error, result)
+            tracer.close(call.span, plan, latest(call), error, result)
         restore(before)

@@ -39,9 +39,7 @@ def waited(seconds: float, kind: str, tool: str, decision: str, by: str | None) 
         names.GUARDRAIL_NAME: GUARDRAILS.get(kind),
         names.VERDICT_TYPE: VERDICTS.get(decision),
     }
-    span = spans.start_span(
-        f"{names.APPROVE_TOOL} {tool}", spans.sanitise(attributes), start_time_ns=now - int(seconds * 1e9)
-    )
+    span = spans.start_span(f"{names.APPROVE_TOOL} {tool}", attributes, start_time_ns=now - int(seconds * 1e9))
     if outcome in (names.TIMED_OUT, names.FAILED):
         spans.end_unanswered(span, f"approval_{outcome}", now)
     else:

@@ -141,4 +141,4 @@ def refused_unmade(refusal: ToolCallRefused, id: str | None) -> None:
     """The span of a call that couldn't even be made: of a tool that there isn't, or with arguments that don't fit."""
     name = names.UNKNOWN_TOOL if refusal.code == names.CODE_UNKNOWN_TOOL else refusal.tool
     attributes = {names.OPERATION_NAME: names.EXECUTE_TOOL, names.TOOL_NAME: name, names.TOOL_CALL_ID: id}
-    spans.end_refused(spans.start_span(f"{names.EXECUTE_TOOL} {name}", spans.sanitise(attributes)), refusal)
+    spans.end_refused(spans.start_span(f"{names.EXECUTE_TOOL} {name}", attributes), refusal)

@@ -60,6 +60,7 @@ LIKELY = {
     "_generators": ["test_drivers", "guardrails/test_resilience", "telemetry/test_tool_spans"],
     "_guard": ["test_tool", "test_halting", "test_events"],
     "_halting": ["test_halting"],
+    "_loop_journal": ["telemetry/test_run_spans", "journal/"],
     "_loop_run": ["test_loop", "test_until", "test_evaluat", "test_latching", "test_events", "telemetry/test_spans"],
     "_order": ["test_order", "guardrails/", "test_tool", "test_events"],
     "_pipeline": ["test_order", "test_pipeline", "test_drivers"],
@@ -74,7 +75,7 @@ LIKELY = {
     "guardrails/resilience": ["guardrails/test_resilience"],
     "guardrails/steps": ["guardrails/test_steps"],
     "guardrails/wrap": ["guardrails/test_wrap"],
-    "telemetry/_tools": ["telemetry/test_tool_spans"],
+    "telemetry/_tools": ["telemetry/test_tool_spans", "telemetry/test_run_spans"],
 }
 """Module: the tests to ask first, by how their path begins. To collect all takes longer than most mutants live."""
 

@@ -7,6 +7,11 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
+
+from loopguard import _events as events
+from loopguard.telemetry._measure import measure
+
 PROGRAM = textwrap.dedent(
     """
     import json
@@ -72,3 +77,11 @@ def test_runs_are_measured_once_a_meter_provider_is_set() -> None:
         "loopguard.approval.duration": [[["approval", "granted", "work"], 2]],
         "loopguard.budget.consumed": [[["team", "usd"], 0.25], [["tokens", "tokens"], 30.0], [["usd", "usd"], 0.25]],
     }
+
+
+@pytest.mark.parametrize("kind", ["approval", "extension", "input", "uncertain"])
+@pytest.mark.parametrize("decision", ["approve", "edit", "deny", "timeout", "error", "answer", "ran"])
+def test_every_question_can_be_measured(kind: str, decision: str) -> None:
+    """A subscriber never raises, whatever is asked and however it ends."""
+    measure(events.QuestionAsked(run_id="a", at=0, question_id="q", kind=kind, call_id=None, tool=None, arguments={}))
+    measure(events.QuestionAnswered(run_id="a", at=0, question_id="q", kind=kind, tool=None, decision=decision))
