@@ -61,5 +61,7 @@ def traceparent(span: Span) -> str | None:
 
 def links_to(parent: str | None) -> tuple[Link, ...]:
     """A link to the span of such a text; none for None, and for what isn't one."""
-    earlier = trace.get_current_span(extract({} if parent is None else {"traceparent": parent})).get_span_context()
+    if parent is None:
+        return ()
+    earlier = trace.get_current_span(extract({"traceparent": parent})).get_span_context()
     return (Link(earlier),) if earlier.is_valid else ()
