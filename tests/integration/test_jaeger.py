@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.jaeger,
     pytest.mark.skipif(
         "LOOPGUARD_TEST_JAEGER" not in os.environ,
-        reason="LOOPGUARD_TEST_JAEGER doesn't say where the program is: .ci/jaeger .venv/bin/python -m pytest -m jaeger",
+        reason="LOOPGUARD_TEST_JAEGER isn't set, run .ci/jaeger .venv/bin/python -m pytest -m jaeger",
     ),
 ]
 
