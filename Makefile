@@ -6,13 +6,16 @@ BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint types coverage check bench mutate all-pythons clean
+.PHONY: help demo jaeger test lint types coverage check bench mutate all-pythons clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F '|' '{ printf "%-18s %s\n", $$1, $$2 }'
 
 demo: $(VENV)/.demo ## see an agent that runs into its limits, offline
 	@$(BIN)/python examples/02_agent.py
+
+jaeger: ## build Jaeger (once) and start it, without its web pages
+	@.ci/jaeger
 
 test: $(VENV)/.dev ## run the tests
 	$(BIN)/python -m pytest

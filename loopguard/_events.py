@@ -72,6 +72,8 @@ class RunStarted(Event):
     owner_id: str | None = None
     """The loop around it."""
     owner_iteration: int | None = None
+    trace: str | None = None
+    """The traceparent of its span: a resumed run links to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

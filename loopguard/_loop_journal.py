@@ -194,6 +194,7 @@ def code_of(fn: Any) -> str | None:
 def _restore(loop: LoopRun, recorded: RunStory, codec: Codec) -> None:
     """Put the loop where it stood: at the beginning of its last iteration, or behind its body."""
     run = loop.run
+    run.resumes = recorded.trace
     run.steps, run.refusals, run.unknown_cost = recorded.steps, recorded.refusals, recorded.unknown_cost
     for unit, exact in recorded.spent.items():
         run.cell(unit).spent = exact

@@ -85,6 +85,8 @@ class Run:
     """What this run's own calls in earlier processes came to: (strict digest of the call, JSON data)."""
     raised: Mapping[str, int] = MappingProxyType({})
     """Caps that were raised when the run was resumed, by unit."""
+    resumes: str | None = None
+    """The traceparent of the span under which an earlier process ran it, where it was resumed."""
     span: Any = None
     trace_id: str | None = None
     """The trace of this run, 32 hex digits, where tracing is on."""

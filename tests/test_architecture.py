@@ -23,8 +23,8 @@ RANKS = {
     6: ["evaluators", "judges conditions context", "_guard", "_dispatch _scope", "_tool", "_order"],
     5: ["questions", "guardrails"],
     4: ["metering", "budgets"],
-    3: ["journal", "telemetry"],
-    2: ["_approval", "_generators", "_drivers", "_run _threads"],
+    3: ["journal", "_approval", "telemetry"],
+    2: ["_generators", "_drivers", "_run _threads"],
     1: ["_admission", "_halting _warn", "_pipeline"],
     0: [
         "_call _events",

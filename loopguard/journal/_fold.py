@@ -47,6 +47,8 @@ class RunStory:
     spent: dict[str, int] = field(default_factory=dict)
     """In 1e-18 of each unit."""
     unknown_cost: bool = False
+    trace: str | None = None
+    """The traceparent of its last span."""
 
     @property
     def under_way(self) -> Pass | None:
@@ -144,6 +146,7 @@ class Story:
             self.runs[event.run_id].ended = None  # it goes on
         else:
             self.runs[event.run_id] = RunStory(event)
+        self.runs[event.run_id].trace = event.trace or self.runs[event.run_id].trace
         if self.code is None:
             self.code = event.code
 

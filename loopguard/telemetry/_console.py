@@ -28,6 +28,8 @@ class _Marks(NamedTuple):
 _BOXES = _Marks("├─ ", "└─ ", "│  ", "✗ ", " · ")
 _ASCII = _Marks("|- ", "`- ", "|  ", "x ", " - ")
 _SPACE = "   "
+_WIDTH = 120
+"""Characters of an error's description; the span has all of it."""
 
 
 class ConsoleTree(SpanExporter):
@@ -138,6 +140,12 @@ def _line(span: ReadableSpan, marks: _Marks) -> str:
         parts.append(f"{display(str(iterations))} iteration{'' if iterations == 1 else 's'}")
     if (reason := seen.get(names.LOOP_STOP_REASON)) is not None:
         parts.append(f"stopped: {display(str(reason))}")
+    if (attempts := seen.get(names.CALL_ATTEMPTS)) is not None:
+        parts.append(f"{display(str(attempts))} attempts")
+    if (outcome := seen.get(names.APPROVAL_OUTCOME)) is not None:
+        parts.append(display(str(outcome)))
+    if seen.get(names.VERDICT_TYPE) == names.WARN:
+        parts.append(f"warning: {display(str(seen.get(names.VERDICT_REASON)))}")
     if failed:
         parts.append(display(_why(str(seen.get(names.ERROR_TYPE) or ""), span.status.description or "")))
     return (marks.wrong if failed else "") + marks.between.join(parts)
@@ -145,6 +153,8 @@ def _line(span: ReadableSpan, marks: _Marks) -> str:
 
 def _why(kind: str, description: str) -> str:
     """``max_steps: the reason``; an exception's description begins with its class already."""
+    if len(description) > _WIDTH:
+        description = f"{description[: _WIDTH - 3].rstrip()}..."
     if not kind or (description and description.startswith(kind.rpartition(".")[2])):
         return description or "error"
     return f"{kind}: {description}" if description else kind
