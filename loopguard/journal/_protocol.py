@@ -24,7 +24,7 @@ class Row:
     header: bytes
     """JSON: what happened, when, in which run; names, ids and amounts."""
     payload: bytes | None
-    """JSON: arguments, results, reasons. None once it was erased."""
+    """JSON: arguments, results, reasons; where the header names a codec, what that made of it. None once erased."""
     salt: bytes | None
     payload_hash: bytes
     """Of salt, payload and state: what is chained, so that a payload can be erased, and nobody can guess it."""
