@@ -453,7 +453,7 @@ class Recorder:
         tool = call.tool
         record = self._left.pop(call.place["key"], None)
         if record is not None:
-            if record.finished is not None and record.finished.outcome != "cancelled":
+            if _can_answer(record.finished, tool):
                 self._consume_inner(record.key)
                 return record
             if tool.idempotent:
@@ -631,6 +631,13 @@ def _digest(call: ToolCall) -> tuple[str, bool]:
 
 
 _ATOMS = frozenset({str, int, bool, type(None)})
+
+
+def _can_answer(finished: events.ToolFinished | None, tool: Tool) -> bool:
+    """Whether the record stands for the call: for one that may run again, only if nothing of it is lost."""
+    if finished is None or finished.outcome == "cancelled":
+        return False
+    return not tool.idempotent or all(getattr(kept, "lost", None) is None for kept in (finished.result, finished.items))
 
 
 def _is_void(call: Call) -> bool:

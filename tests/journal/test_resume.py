@@ -573,6 +573,26 @@ def test_a_result_that_can_not_be_kept_is_said_when_it_is_needed(store: str, ran
     assert len(ran) == 4
 
 
+def test_an_idempotent_call_whose_result_was_not_kept_runs_again(store: str, ran: list[str]) -> None:
+    """As the error of one that isn't idempotent says: marked so, it can be called once more."""
+
+    @tool(idempotent=True)
+    def odd() -> object:
+        ran.append("odd")
+        return {1: "one"}
+
+    @loop(max=1, store=store)
+    def step(n: int) -> int:
+        if odd() != {1: "one"} or len(ran) == 1:
+            raise RuntimeError
+        return n + 1
+
+    with pytest.raises(RuntimeError):
+        step.run(0, run_id="r")
+    assert step.resume("r").value == 1
+    assert ran == ["odd", "odd"]
+
+
 def test_a_state_that_would_lose_something_is_a_checkpoint_error(store: str, ran: list[str]) -> None:
     """The result so far stays reachable, and with the annotation put right the run goes on from its last checkpoint."""
 
