@@ -220,6 +220,8 @@ def _restore(loop: LoopRun, recorded: RunStory, codec: Codec) -> None:
         run.rejected = loop.history[-1].value
     run.feedback = under_way.feedback
     run.iteration = under_way.number
+    accepted = {each.number for each in before if each.accepted}
+    run.states = [each.value for each in loop.history if each.number in accepted]
     loop.transitions = [made for made in recorded.transitions if made.iteration < under_way.number]
     loop.state = loop.transitions[-1].target if loop.transitions else TRANSITIONS[LoopState.READY, "start"]
     loop.kept = under_way

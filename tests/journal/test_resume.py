@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
@@ -35,6 +36,8 @@ from loopguard import (
     tool,
 )
 from loopguard._config import settings
+from loopguard.conditions import unchanged
+from loopguard.journal import _writer
 from loopguard.testing import capture
 
 
@@ -571,6 +574,39 @@ def test_a_result_that_can_not_be_kept_is_said_when_it_is_needed(store: str, ran
         step.resume("r")
     assert step.pending() == ["r"]
     assert len(ran) == 4
+
+
+@pytest.mark.parametrize("dies_in", [2, 3, 4])
+def test_unchanged_remembers_the_states_of_earlier_processes(dies_in: int, store: str, ran: list[str]) -> None:
+    """The loop stops in the iteration in which it would have stopped uninterrupted; rejected states don't count."""
+    dying = True
+
+    @loop(
+        max=9,
+        until=unchanged(2),
+        evaluate=lambda state: (len(ran) != 3, "not that"),
+        on_reject="retry",
+        store=store,
+    )
+    def step(state: list[int]) -> list[int]:
+        if dying and len(ran) + 1 == dies_in:
+            raise Killed
+        ran.append("body")
+        return state or [1]  # the same object again: what counts is what it was
+
+    with pytest.raises(Killed):
+        step.run([], run_id="r")
+    with _restarted():
+        dying = False
+        result = step.resume("r")
+    assert (result.stop_reason, result.iterations, len(ran)) == (StopReason.UNTIL, 4, 4)
+
+
+@contextlib.contextmanager
+def _restarted() -> Iterator[None]:
+    """As if another process went on."""
+    _writer.close_writers()
+    yield
 
 
 def test_an_idempotent_call_whose_result_was_not_kept_runs_again(store: str, ran: list[str]) -> None:
