@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
@@ -37,7 +36,6 @@ from loopguard import (
 )
 from loopguard._config import settings
 from loopguard.conditions import unchanged
-from loopguard.journal import _writer
 from loopguard.testing import capture
 
 
@@ -596,17 +594,9 @@ def test_unchanged_remembers_the_states_of_earlier_processes(dies_in: int, store
 
     with pytest.raises(Killed):
         step.run([], run_id="r")
-    with _restarted():
-        dying = False
-        result = step.resume("r")
+    dying = False
+    result = step.resume("r")
     assert (result.stop_reason, result.iterations, len(ran)) == (StopReason.UNTIL, 4, 4)
-
-
-@contextlib.contextmanager
-def _restarted() -> Iterator[None]:
-    """As if another process went on."""
-    _writer.close_writers()
-    yield
 
 
 def test_an_idempotent_call_whose_result_was_not_kept_runs_again(store: str, ran: list[str]) -> None:
