@@ -3,11 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from loopguard.exceptions import ConfigurationError
 
-__all__ = ["Settings", "configure", "settings"]
+__all__ = ["Codec", "Settings", "check_codec", "configure", "settings"]
+
+
+class Codec(Protocol):
+    """How what is confidential lies in a store: an encryption, such as Fernet. Called from any thread."""
+
+    @property
+    def name(self) -> str:
+        """What the store says it was written with: a short text of yours, kept as long as there are such runs."""
+        ...
+
+    def encode(self, data: bytes, /) -> bytes:
+        """What is stored. Authenticated encryption makes that every change to the store is noticed, too."""
+        ...
+
+    def decode(self, data: bytes, /) -> bytes:
+        """What `encode` was given; any exception where the key is another, or the data was changed."""
+        ...
+
+
+def check_codec(codec: Any, what: str) -> Codec | None:
+    """The codec if it is one, tried once, or None. ConfigurationError otherwise."""
+    if codec is None:
+        return None
+    name = getattr(codec, "name", None)
+    methods = callable(getattr(codec, "encode", None)) and callable(getattr(codec, "decode", None))
+    if not methods or not isinstance(name, str) or not name or not name.isprintable():
+        raise ConfigurationError(f"{what}={codec!r}: give an object with a name, encode(bytes) and decode(bytes)")
+    try:
+        there_and_back = codec.decode(codec.encode(b"loopguard"))
+    except Exception as exc:  # the codec is the user's
+        raise ConfigurationError(f"{what}: the codec {name!r} failed on a trial: {type(exc).__name__}: {exc}") from exc
+    if there_and_back != b"loopguard":
+        raise ConfigurationError(f"{what}: what the codec {name!r} encodes doesn't come back from it")
+    checked: Codec = codec
+    return checked
 
 
 class Settings:
@@ -31,6 +66,8 @@ class Settings:
         self.store: Any = None
         """Where runs of loops are kept by default: a URL, or an object that keeps journals."""
         self.durability: str = "normal"
+        self.codec: Codec | None = None
+        self.redact_payloads: bool = False
 
 
 settings = Settings()
@@ -46,6 +83,8 @@ def configure(
     prompt_snapshots: bool | None = None,
     store: Any = None,
     durability: str | None = None,
+    codec: Codec | None = None,
+    redact_payloads: bool | None = None,
 ) -> None:
     """Set process-wide defaults; what isn't given stays as it is.
 
@@ -58,6 +97,10 @@ def configure(
     - ``store``: where runs of loops are kept, such as ``sqlite:///runs.db``; see `loopguard.journal`.
     - ``durability``: ``normal`` (what is acknowledged survives the death of the process) or ``full`` (a power
       loss, too).
+    - ``codec``: what encrypts what is confidential in stores: arguments, results, states, reasons and answers.
+      See `loopguard.typing.Codec`.
+    - ``redact_payloads``: store those with secrets masked, as people see them. A run that is kept so can be looked
+      at, verified and exported, but never resumed.
     - ``on_event``: subscribe to the events of every run that starts from now on.
 
     Raises ConfigurationError for a value of the wrong type.
@@ -76,6 +119,9 @@ def configure(
         settings.judge_model = judge_model
     if prices is not None:
         settings.prices = prices
+    if redact_payloads is not None and not isinstance(redact_payloads, bool):
+        raise ConfigurationError(f"redact_payloads={redact_payloads!r}: give True or False")
+    codec = check_codec(codec, "configure(codec")
     if durability is not None and durability not in ("normal", "full"):
         raise ConfigurationError(f"durability={durability!r}: give 'normal' or 'full'")
     for name, fn in (("redact", redact), ("on_event", on_event)):
@@ -86,6 +132,10 @@ def configure(
         settings.store = store
     if durability is not None:
         settings.durability = durability
+    if codec is not None:
+        settings.codec = codec
+    if redact_payloads is not None:
+        settings.redact_payloads = redact_payloads
     if redact is not None:
         settings.redact = redact
     if on_event is not None:

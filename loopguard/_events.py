@@ -74,6 +74,10 @@ class RunStarted(Event):
     owner_iteration: int | None = None
     trace: str | None = None
     """The traceparent of its span: a resumed run links to it."""
+    redacted: bool | None = None
+    """In a journal: True where `configure(redact_payloads=True)` holds, so that the run can't be resumed."""
+    secret: str | None = None
+    """In a journal: what the ids of the run's calls and questions are keyed with, so that nothing can be guessed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +85,7 @@ class RunResumed(Event):
     """A run that is kept in a journal goes on, in this process; what was under way in the last one is over."""
 
     code: str | None = None
+    redacted: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

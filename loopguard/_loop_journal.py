@@ -15,7 +15,7 @@ from loopguard._config import settings
 from loopguard._fingerprints import strict
 from loopguard._outcomes import TRANSITIONS, Iteration, LoopResult, LoopState, StopReason, Verdict
 from loopguard._usage import Usage
-from loopguard.exceptions import ConfigurationError, RunConflict
+from loopguard.exceptions import CheckpointError, ConfigurationError, RunConflict
 from loopguard.questions.inbox import key_of
 
 if TYPE_CHECKING:
@@ -100,6 +100,12 @@ def _begin(loop: LoopRun, recorder: Recorder, codec: Codec, resume: bool) -> boo
     if recorded is not None:
         if recorded.started.name != run.name:
             raise RunConflict(f"the run {run.id!r} is one of {recorded.started.name!r}, not of {run.name!r}")
+        if story.redacted:
+            raise CheckpointError(
+                f"the run {run.id!r} can't be resumed, nor its result be read again: its payloads were redacted before "
+                f"they were stored (redact_payloads=True), and what was masked is gone. Look at it with "
+                f"loopguard.journal, and start another run under another id"
+            )
         if digest is not None and recorded.started.digest != digest:
             raise RunConflict(
                 f"the run {run.id!r} was started with another state: resume it without one, {run.name}.resume(run_id), "
@@ -215,6 +221,8 @@ def _restore(loop: LoopRun, recorded: RunStory, codec: Codec) -> None:
         run.rejected = loop.history[-1].value
     run.feedback = under_way.feedback
     run.iteration = under_way.number
+    accepted = {each.number for each in before if each.accepted}
+    run.states = [each.value for each in loop.history if each.number in accepted]
     loop.transitions = [made for made in recorded.transitions if made.iteration < under_way.number]
     loop.state = loop.transitions[-1].target if loop.transitions else TRANSITIONS[LoopState.READY, "start"]
     loop.kept = under_way

@@ -83,6 +83,8 @@ class Run:
     """The tool calls of earlier processes, where the run was resumed: (tool, whether in this iteration)."""
     outcomes: Sequence[tuple[str, Any]] = ()
     """What this run's own calls in earlier processes came to: (strict digest of the call, JSON data)."""
+    states: Sequence[Any] = ()
+    """The states that were accepted in earlier processes, in order."""
     raised: Mapping[str, int] = MappingProxyType({})
     """Caps that were raised when the run was resumed, by unit."""
     resumes: str | None = None

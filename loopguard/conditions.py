@@ -105,7 +105,8 @@ def unchanged(n: int) -> Condition:
     text = f"unchanged({n})"
 
     def met(state: Any) -> bool:
-        seen: list[Any] = _run(text).slot(met, list)
+        run = _run(text)
+        seen: list[Any] = run.slot(met, lambda: [result_print(earlier) for earlier in run.states[-n:]])
         seen.append(result_print(state))
         del seen[: -(n + 1)]
         return len(seen) == n + 1 and all(each == seen[0] for each in seen)

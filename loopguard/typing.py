@@ -6,6 +6,7 @@ from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from loopguard._approval import Approval
+from loopguard._config import Codec
 from loopguard._events import (
     BudgetExtended,
     BudgetWarned,
@@ -47,6 +48,7 @@ __all__ = [
     "BudgetExtended",
     "BudgetWarned",
     "Charged",
+    "Codec",
     "Effect",
     "Entry",
     "Evaluator",

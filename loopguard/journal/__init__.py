@@ -15,6 +15,20 @@ from __future__ import annotations
 from loopguard.journal._answers import Answer, Question
 from loopguard.journal._book import OpenJournal, open  # noqa: A004  # journal.open reads like gzip.open
 from loopguard.journal._export import read_export
-from loopguard.journal._protocol import Journal, Lease, Row, RunInfo
+from loopguard.journal._protocol import LEASE, STOP, Journal, Lease, Row, RunInfo
+from loopguard.journal._states import Delta
 
-__all__ = ["Answer", "Journal", "Lease", "OpenJournal", "Question", "Row", "RunInfo", "open", "read_export"]
+__all__ = [
+    "Answer",
+    "Delta",
+    "Journal",
+    "LEASE",
+    "Lease",
+    "OpenJournal",
+    "Question",
+    "Row",
+    "RunInfo",
+    "STOP",
+    "open",
+    "read_export",
+]

@@ -17,8 +17,9 @@ from loopguard import _events as events
 from loopguard._admission import latched
 from loopguard._pipeline import Ask, Effect, EffectTimeout, Sleep, Steps
 from loopguard._run import Run
-from loopguard.exceptions import LoopGuardError, ToolCallRefused
+from loopguard.exceptions import ConfigurationError, LoopGuardError, ToolCallRefused
 from loopguard.journal._answers import Answer, Question, answered, opened, sealed
+from loopguard.journal._at_rest import letter, read_letter
 from loopguard.journal._protocol import STOP
 from loopguard.redaction import redact_error
 
@@ -80,7 +81,7 @@ class Questions:
     def id_of(self, place: str, digest: str | None) -> str:
         """The id of the next question here about this: another process that comes here finds the same."""
         text = f"{place} {digest} {self._times[place, digest]}"
-        return f"question_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        return f"question_{self._recorder.opaque(hashlib.sha256(text.encode()).hexdigest())[:16]}"
 
     def knows(self, place: str, digest: str | None) -> bool:
         """Whether that question was asked already, maybe by another process."""
@@ -97,6 +98,11 @@ class Questions:
         self._used.add(number)
         known = story.answers.get(number)
         if known is None:
+            if matter.timeout is None and self._recorder.redacts:
+                raise ConfigurationError(
+                    f"{matter.tool or 'an input'} would park the run until somebody answers, but a run whose payloads "
+                    f"are redacted can't be resumed: wait in place with a timeout, or leave redact_payloads=True out"
+                )
             asked = story.questions.get(number) or (yield from self._put(run, number, matter))
             answer = yield from self._arrived(asked, matter.key)
             if answer is None and asked.expires_at is not None:
@@ -197,13 +203,16 @@ class Questions:
     # -- waiting ---------------------------------------------------------------------------------
 
     def _mail(self) -> dict[str, bytes]:
-        recorder = self._recorder
-        return recorder.writer.use(lambda journal: journal.mail(recorder.lease.run_id))
+        recorder, run_id = self._recorder, self._recorder.lease.run_id
+        mail = recorder.writer.use(lambda journal: journal.mail(run_id))
+        return {name: read_letter(recorder.codec, stored, run_id, name) for name, stored in mail.items()}
 
     def _read(self, mail: bytes | None, asked: events.QuestionAsked, key: bytes | None) -> Answer | None:
         answer = None if mail is None else opened(mail, asked, key)
         if mail is not None and answer is None:
-            _log.warning("an answer to %s was ignored: it isn't signed with the Inbox's key", asked.question_id)
+            _log.warning(
+                "an answer to %s was ignored: unreadable, or it isn't signed with the Inbox's key", asked.question_id
+            )
         return answer
 
     def _arrived(self, asked: events.QuestionAsked, key: bytes | None) -> Generator[Effect, Any, Answer | None]:
@@ -228,9 +237,10 @@ class Questions:
         """Close the question in the store, unless an answer was faster."""
         recorder = self._recorder
         late = Answer("timeout", at=time.time())
-        run_id, body = recorder.lease.run_id, sealed(late, asked, key)
-        there = recorder.writer.use(lambda journal: journal.post(run_id, asked.question_id, body))
-        return opened(there, asked, key) or late
+        codec, run_id, name = recorder.codec, recorder.lease.run_id, asked.question_id
+        body = letter(codec, sealed(late, asked, key), run_id, name)
+        there = recorder.writer.use(lambda journal: journal.post(run_id, name, body))
+        return opened(read_letter(codec, there, run_id, name), asked, key) or late
 
     def _park(self, question_id: str, matter: Matter) -> Steps:
         """Stop the run here, for days if need be, once its other calls in flight have come to their end."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 import time
 from dataclasses import replace
@@ -11,9 +12,11 @@ from typing import Any
 from pydantic_core import from_json
 
 from loopguard._approval import read_answer
+from loopguard._config import Codec, check_codec, settings
 from loopguard._events import Event, QuestionAsked
 from loopguard.exceptions import AlreadyDecided, JournalError, LoopGuardError, RunConflict, RunNotFound
 from loopguard.journal._answers import Answer, Question, answered, check_key, opened, sealed
+from loopguard.journal._at_rest import letter, read_letter
 from loopguard.journal._codec import shown
 from loopguard.journal._export import TORN, line, records
 from loopguard.journal._fold import Story, fold
@@ -28,21 +31,26 @@ _UNFINISHED = ("running", "waiting", "error", "cancelled")
 
 
 def open(  # noqa: A001  # journal.open reads like gzip.open
-    url: str | Journal, key: bytes | None = None
+    url: str | Journal, key: bytes | None = None, codec: Codec | None = None
 ) -> OpenJournal:
     """The journal at a URL, such as ``sqlite:///runs.db``. ``key`` signs answers: give the one that the Inbox has.
 
+    ``codec`` reads what was encrypted, and encrypts answers; by default the one given to `configure`. Without it runs
+    can still be listed, verified, exported, stopped and deleted.
+
     Raises ConfigurationError for what is no store, and JournalError for a file that can't be read.
     """
-    return OpenJournal(check_store(url, "journal.open(url"), check_key(key, "journal.open(key=…)"))
+    checked = check_key(key, "journal.open(key=…)")
+    return OpenJournal(check_store(url, "journal.open(url"), checked, check_codec(codec, "journal.open(codec"))
 
 
 class OpenJournal:
     """See `open`."""
 
-    def __init__(self, store: Any, key: bytes | None = None) -> None:
+    def __init__(self, store: Any, key: bytes | None = None, codec: Codec | None = None) -> None:
         self._writer = writer_of(store)
         self._key = key
+        self._codec = codec if codec is not None else settings.codec
         self._writer.use(lambda journal: None)  # what can't be opened says so now
 
     def runs(self) -> list[RunInfo]:
@@ -51,11 +59,11 @@ class OpenJournal:
 
     def events(self, run_id: str) -> list[Event]:
         """Everything that happened in a run, in order, payloads as plain JSON data. Raises RunNotFound."""
-        return [_plain(event) for event in read_events(self._rows(run_id))]
+        return [_plain(event) for event in read_events(self._rows(run_id), self._codec)]
 
     def story(self, run_id: str) -> Story:
         """What those events come to: counters, iterations, calls."""
-        return fold(read_events(self._rows(run_id)))
+        return fold(read_events(self._rows(run_id), self._codec))
 
     # -- questions -------------------------------------------------------------------------------
 
@@ -105,13 +113,13 @@ class OpenJournal:
             raise AlreadyDecided(f"{question_id} has expired: nobody answered in time, and the call was refused")
         if run.status not in _UNFINISHED:
             raise RunConflict(f"the run {run.run_id!r} is over ({run.status}): nothing waits for this answer")
-        body = sealed(said, asked, self._key)
+        body = letter(self._codec, sealed(said, asked, self._key), run.run_id, question_id)
         before = self._writer.use(lambda journal: journal.mail(run.run_id)).get(question_id)
-        if before is not None and opened(before, asked, self._key) is not None:
+        if before is not None and self._opened(before, asked, run.run_id) is not None:
             before = None  # only what isn't an answer, by this key, may be replaced
         there = self._writer.use(lambda journal: journal.post(run.run_id, question_id, body, before))
         if there != body:
-            other = opened(there, asked, self._key)
+            other = self._opened(there, asked, run.run_id)
             raise AlreadyDecided(f"{question_id} was answered already: {_told(other) if other else 'by somebody'}")
         return replace(question, status="answered", answer=said)
 
@@ -129,10 +137,11 @@ class OpenJournal:
                 raise RunNotFound(f"there is no run {run_id!r}")
             if runs[0].status not in _UNFINISHED:
                 raise RunConflict(f"the run {run_id!r} is over ({runs[0].status}): there is nothing to stop")
-        body = shown({"reason": reason, "by": by, "at": time.time()})
+        said = shown({"reason": reason, "by": by, "at": time.time()})
         stopped = [run.run_id for run in runs if run.status in _UNFINISHED]
         for name in stopped:
-            self._writer.use(lambda journal, name=name: journal.post(name, STOP, body))  # type: ignore[misc]  # bound now
+            body = letter(self._codec, said, name, STOP)
+            self._writer.use(lambda journal, name=name, body=body: journal.post(name, STOP, body))  # type: ignore[misc]  # bound now
         return stopped
 
     def _find(self, question_id: str) -> tuple[RunInfo, Question, QuestionAsked]:
@@ -144,6 +153,9 @@ class OpenJournal:
             f"there is no question {question_id!r}: look at the id again (loopguard pending); or its run was deleted"
         )
 
+    def _opened(self, stored: bytes, asked: QuestionAsked, run_id: str) -> Answer | None:
+        return opened(read_letter(self._codec, stored, run_id, asked.question_id), asked, self._key)
+
     def _asked(self, run: RunInfo) -> list[tuple[Question, QuestionAsked]]:
         """The questions of one run, with what was said of them: in its journal, or by mail."""
         story = self.story(run.run_id)
@@ -154,7 +166,7 @@ class OpenJournal:
             if event is not None:
                 answer: Answer | None = answered(event)
             else:
-                answer = opened(mail[name], asked, self._key) if name in mail else None
+                answer = self._opened(mail[name], asked, run.run_id) if name in mail else None
             found.append((Question.of(asked, run.run_id, run.name, answer), asked))
         return found
 
@@ -174,7 +186,7 @@ class OpenJournal:
         done = {(record["run_id"], record["seq"]) for record in records(target, torn)} if target.exists() else set()
         names = [run_id] if run_id is not None else [run.run_id for run in reversed(self.runs())]
         added = 0
-        with target.open("ab") as file:
+        with builtins.open(target, "ab", opener=_private) as file:
             if file.tell() and not target.read_bytes().endswith(b"\n"):
                 ends_torn = bool(torn) and torn[-1] == target.read_bytes().count(b"\n") + 1
                 file.write(b"\n" + (TORN + b"\n" if ends_torn else b""))
@@ -220,6 +232,10 @@ class OpenJournal:
             return list(journal.rows(run_id))
 
         return self._writer.use(work)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)  # what is made here is as private as a store
 
 
 def _read(question: Question, said: Any, result: Any, by: str | None) -> Answer:

@@ -21,7 +21,7 @@ def line(run_id: str, row: Row) -> bytes:
         "run_id": run_id,
         "seq": row.seq,
         "header": row.header.decode(),
-        "payload": None if row.payload is None else row.payload.decode(),
+        "payload": None if row.payload is None else _text(row.payload),
         "salt": None if row.salt is None else row.salt.hex(),
         "payload_hash": row.payload_hash.hex(),
         "digest": row.digest.hex(),
@@ -30,6 +30,18 @@ def line(run_id: str, row: Row) -> bytes:
         state = row.state
         record["state"] = [state.base, state.head, state.tail, base64.b64encode(state.middle).decode()]
     return json.dumps(record, separators=(",", ":")).encode() + b"\n"
+
+
+def _text(payload: bytes) -> str | dict[str, str]:
+    """As it is, or where a codec made bytes of it that are no text, in base64."""
+    try:
+        return payload.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(payload).decode()}
+
+
+def _bytes(payload: str | dict[str, str]) -> bytes:
+    return payload.encode() if isinstance(payload, str) else base64.b64decode(payload["base64"])
 
 
 def read_export(path: str | os.PathLike[str]) -> tuple[dict[str, list[Row]], list[int]]:
@@ -69,7 +81,7 @@ def _row(record: dict[str, Any]) -> Row:
     return Row(
         seq=record["seq"],
         header=record["header"].encode(),
-        payload=None if record["payload"] is None else record["payload"].encode(),
+        payload=None if record["payload"] is None else _bytes(record["payload"]),
         salt=None if record["salt"] is None else bytes.fromhex(record["salt"]),
         payload_hash=bytes.fromhex(record["payload_hash"]),
         digest=bytes.fromhex(record["digest"]),

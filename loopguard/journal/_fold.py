@@ -99,6 +99,8 @@ class Story:
         self.elapsed = 0.0
         """Seconds that earlier processes have spent on it, waits for people excluded."""
         self.code: str | None = None
+        self.redacted = False
+        """Whether something of it was masked before it was stored: it can't be resumed."""
         self._by_call: dict[tuple[str, str], Call] = {}
         self._since: float | None = None
         self._last = 0.0
@@ -149,6 +151,7 @@ class Story:
         self.runs[event.run_id].trace = event.trace or self.runs[event.run_id].trace
         if self.code is None:
             self.code = event.code
+        self.redacted = self.redacted or bool(event.redacted)
 
     def _RunResumed(self, event: events.RunResumed) -> None:  # noqa: N802  # named after its event
         """What was under way then is over: tools give back their step, models may have been billed."""
@@ -158,6 +161,7 @@ class Story:
             self.elapsed -= max(0.0, self._last - self._paused)
             self._waiting.clear()
         self.code = event.code
+        self.redacted = self.redacted or bool(event.redacted)
         for call in self.calls.values():
             if call.open:
                 call.open = False

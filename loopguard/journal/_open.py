@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any, NamedTuple
 
+from loopguard._config import settings
 from loopguard._run import Run
 from loopguard.exceptions import ConfigurationError
 from loopguard.journal._fold import Story
@@ -58,7 +59,7 @@ def keep(store: Any, durability: str, run: Run, *, create: bool) -> Recorder:
     try:
         rows = [] if lease.created else list(writer.use(lambda journal: journal.rows(run.id)))
         story = Story()
-        for event in read_events(rows):
+        for event in read_events(rows, settings.codec):
             story.add(event)
     except BaseException:
         writer.release(lease, "error")

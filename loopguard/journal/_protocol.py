@@ -24,7 +24,7 @@ class Row:
     header: bytes
     """JSON: what happened, when, in which run; names, ids and amounts."""
     payload: bytes | None
-    """JSON: arguments, results, reasons. None once it was erased."""
+    """JSON: arguments, results, reasons; where the header names a codec, what that made of it. None once erased."""
     salt: bytes | None
     payload_hash: bytes
     """Of salt, payload and state: what is chained, so that a payload can be erased, and nobody can guess it."""
@@ -49,7 +49,11 @@ class RunInfo:
 
 @dataclass(slots=True)
 class Lease:
-    """The right to write one run's journal, fenced: a later holder's token is higher."""
+    """The right to write one run's journal, fenced: a later holder's token is higher.
+
+    A lease that has run out is still good until somebody takes over; one whose run was deleted is lost for ever, which
+    the salt tells, whatever is made under the same id.
+    """
 
     run_id: str
     fence: int
@@ -67,44 +71,53 @@ class Lease:
 class Journal(Protocol):
     """A place that keeps journals: one append-only list of rows for each run.
 
-    Called from one thread at a time. Every failure is a JournalError that says what to do.
+    Called from one thread at a time, not always the same one; other processes have journals of their own to the same
+    place. What was done is there for all of them when the method returns. Every failure is a JournalError that says
+    what to do. `loopguard.testing.JournalContract` tests it.
     """
 
     def acquire(self, run_id: str, name: str, holder: str, *, create: bool) -> Lease:
-        """Take over the run, or make it. RunNotFound, or RunConflict naming who holds it."""
+        """Take over the run, or make it. RunNotFound, or RunConflict naming who holds it.
+
+        A lease lasts LEASE seconds, unless it is renewed. ``holder`` is JSON, with a host and a pid.
+        """
         ...
 
     def append(self, batch: Sequence[tuple[Lease, Row]]) -> None:
         """Commit the rows, all at once. Marks leases that others have taken over as lost, and writes none of theirs.
 
-        Where the run has mail named STOP, its lease gets it.
+        What is there already, to the byte, is no conflict: the last attempt was interrupted after its commit. Another
+        row of the same number means that the lease is lost. Where the run has mail named STOP, its lease gets it.
         """
         ...
 
     def renew(self, leases: Iterable[Lease]) -> None:
-        """The holders are alive."""
+        """The holders are alive. Marks leases that others have taken over as lost."""
         ...
 
     def release(self, lease: Lease, status: str) -> None:
-        """The run is over, or stopped, and may be taken over at once."""
+        """The run is over, or stopped, and may be taken over at once; mail named STOP is done with.
+
+        Changes nothing where another has taken over.
+        """
         ...
 
-    def runs(self) -> list[RunInfo]:
-        """All runs, the latest first."""
+    def runs(self, run_id: str | None = None) -> list[RunInfo]:
+        """All runs, the latest first; or the one of this id, if there is one."""
         ...
 
     def salt(self, run_id: str) -> bytes:
         """What the run's content addresses are salted with. RunNotFound."""
         ...
 
-    def rows(self, run_id: str) -> Iterable[Row]:
-        """The events of a run, in order."""
+    def rows(self, run_id: str, after: int = 0) -> Iterable[Row]:
+        """The events of a run that come after this number, in order."""
         ...
 
     def post(self, run_id: str, name: str, body: bytes, instead_of: bytes | None = None) -> bytes:
         """Leave mail for a run, whoever drives it, unless there is some of this name; what is there then.
 
-        ``instead_of``: put it in the place of exactly that. RunNotFound.
+        ``instead_of``: put it in the place of exactly that, if it is still there. RunNotFound.
         """
         ...
 

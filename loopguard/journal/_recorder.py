@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Generator
+from dataclasses import replace
 from typing import Any
 
 from loopguard import _events as events
 from loopguard._call import ASYNC, ASYNC_GENERATOR, GENERATOR, Tool, ToolCall, new_id
+from loopguard._config import settings
 from loopguard._halting import came_through
 from loopguard._pipeline import LOCK, Ask, Effect, Invoke, Proceed, Steps
 from loopguard._run import Run
-from loopguard.exceptions import CheckpointError, LeaseLost, ToolCallRefused
+from loopguard.exceptions import CheckpointError, JournalError, LeaseLost, ToolCallRefused
 from loopguard.journal._asking import INSIDE, Matter, Questions, stop_reason
+from loopguard.journal._at_rest import read_letter
 from loopguard.journal._codec import Codec, codec_for, hints_of, shown
 from loopguard.journal._errors import data_of, error_data, involved, rebuilt, unwound
 from loopguard.journal._fold import Call, RunStory, Story
 from loopguard.journal._growing import Growing
 from loopguard.journal._items import ITEMS, AsyncNoting, Noting, play, play_async
-from loopguard.journal._protocol import Lease
+from loopguard.journal._protocol import STOP, Lease
 from loopguard.journal._rows import PAYLOADS, Stored, first_link, write_event
-from loopguard.journal._states import States
+from loopguard.journal._states import Delta, States
 from loopguard.journal._writer import Writer
+from loopguard.redaction import redact, redact_text
 
 __all__ = ["Recorder"]
 
@@ -46,6 +51,9 @@ class Recorder:
         self._lock = threading.Lock()
         self._owner: int | None = None
         self._queue: deque[tuple[events.Event, dict[str, bytes], tuple[str, bytes] | None, dict[str, str]]] = deque()
+        self._next: tuple[events.Event, dict[str, bytes], Delta | None, dict[str, str]] | None = None
+        """What is being chained. It stays where the codec fails, and is tried again before anything else."""
+        self._failed: JournalError | None = None
         self._codecs: dict[str, Growing] = {}
         self._returned: dict[str, Any] = {}
         """What the body of the iteration under way returned, by run."""
@@ -63,6 +71,16 @@ class Recorder:
         self._metered = False
         self._asked_live = False
         self.questions = Questions(self)
+        self.codec = settings.codec
+        self.redacts = settings.redact_payloads
+        first = story.root
+        self._secret: str | None = first.started.secret if first is not None else os.urandom(16).hex()
+
+    def opaque(self, digest: str) -> str:
+        """The digest for all to see: keyed, since short arguments could be guessed from the plain one."""
+        if self._secret is None:  # the first versions had none
+            return digest
+        return hashlib.blake2b(digest.encode(), key=self._secret.encode()).hexdigest()
 
     # -- writing ---------------------------------------------------------------------------------
 
@@ -71,6 +89,7 @@ class Recorder:
         payload: dict[str, bytes] = {}
         lost: dict[str, str] = {}
         state: tuple[str, bytes] | None = None
+        event = self._introduced(event)
         for name in PAYLOADS[type(event).__name__]:
             value = getattr(event, name)
             if name == "value" and isinstance(event, _STATEFUL):
@@ -91,6 +110,8 @@ class Recorder:
                 payload[name] = self._payload(event, name, value, lost)
             elif name == "result" and isinstance(event, events.ToolFinished) and event.outcome == "returned":
                 payload[name] = b"null"
+        if self.redacts:
+            payload, state, lost = _masked(event, payload, state, lost)
         self._queue.append((event, payload, state, lost))
         self._drain()
         if isinstance(event, events.ToolStarted):
@@ -109,6 +130,15 @@ class Recorder:
         elif isinstance(event, events.RunEnded):
             self._codecs.pop(event.run_id, None)
             self._returned.pop(event.run_id, None)
+
+    def _introduced(self, event: events.Event) -> events.Event:
+        """The event with what the journal has to know of itself, if it is one that says so."""
+        if isinstance(event, events.RunResumed):
+            return replace(event, redacted=True) if self.redacts else event
+        if not isinstance(event, events.RunStarted) or event.run_id != self.run.id:
+            return event
+        # without its secret nobody could find the calls of a run again: here nobody needs to
+        return replace(event, redacted=True) if self.redacts else replace(event, secret=self._secret)
 
     def _payload(self, event: Any, name: str, value: Any, lost: dict[str, str]) -> bytes:
         if name in ("result", "items") and isinstance(event, events.ToolFinished):
@@ -150,19 +180,30 @@ class Recorder:
         me = threading.get_ident()
         if self._owner == me:
             return
-        while self._queue:
+        while self._queue or self._next:
             with self._lock:
                 self._owner = me
                 try:
-                    while self._queue:
-                        event, payload, state, lost = self._queue.popleft()
-                        seq = self._seq + 1
-                        delta = None if state is None else self.states.add(state[0], seq, state[1])
-                        row = write_event(event, seq, self._digest, payload, delta, lost)
-                        self._seq, self._digest = seq, row.digest
-                        self.writer.put(self.lease, row)
+                    while self._queue or self._next:
+                        self._chain()
+                    self._failed = None
+                except JournalError as exc:
+                    self._failed = exc
+                    return
                 finally:
                     self._owner = None
+
+    def _chain(self) -> None:
+        seq = self._seq + 1
+        if self._next is None:
+            event, payload, state, lost = self._queue.popleft()
+            delta = None if state is None else self.states.add(state[0], seq, state[1])
+            self._next = event, payload, delta, lost
+        event, payload, delta, lost = self._next
+        row = write_event(event, seq, self._digest, payload, delta, lost, self.codec)
+        self._next = None
+        self._seq, self._digest = seq, row.digest
+        self.writer.put(self.lease, row)
 
     # -- waiting ---------------------------------------------------------------------------------
 
@@ -194,9 +235,13 @@ class Recorder:
         """Stop the run where somebody has asked for it."""
         mail, self.lease.stop = self.lease.stop, None
         if mail is not None:
-            self.run.stop(stop_reason(mail))
+            self.run.stop(stop_reason(read_letter(self.codec, mail, self.lease.run_id, STOP)))
 
     def _tell(self) -> None:
+        if self._failed is not None:
+            self._drain()
+            if self._failed is not None:
+                raise self._failed
         if self._trouble is not None:
             trouble, self._trouble = self._trouble, None
             raise trouble
@@ -221,7 +266,11 @@ class Recorder:
 
     def close(self, status: str) -> None:
         """The run is over: write the last events, and let others take it over."""
-        self.writer.release(self.lease, status)
+        if self._failed is not None:
+            self._drain()
+        self.writer.release(self.lease, status if self._failed is None else "error")
+        if self._failed is not None:
+            raise self._failed
 
     # -- runs ------------------------------------------------------------------------------------
 
@@ -396,7 +445,7 @@ class Recorder:
             "owner_id": owner.id,
             "owner_iteration": owner.iteration,
             "parent_call": next(reversed(INSIDE.get()), None),
-            "key": f"{owner.id}:{owner.iteration}:{digest[:32]}:{number}{unique}",
+            "key": f"{owner.id}:{owner.iteration}:{self.opaque(digest)[:32]}:{number}{unique}",
         }
 
     def _recall(self, call: ToolCall) -> Generator[Effect, Any, Call | None]:
@@ -404,7 +453,7 @@ class Recorder:
         tool = call.tool
         record = self._left.pop(call.place["key"], None)
         if record is not None:
-            if record.finished is not None and record.finished.outcome != "cancelled":
+            if _can_answer(record.finished, tool):
                 self._consume_inner(record.key)
                 return record
             if tool.idempotent:
@@ -523,6 +572,25 @@ class Recorder:
         return None
 
 
+def _masked(
+    event: events.Event, payload: dict[str, bytes], state: tuple[str, bytes] | None, lost: dict[str, str]
+) -> tuple[dict[str, bytes], tuple[str, bytes] | None, dict[str, str]]:
+    """What is stored where nothing that is secret may be."""
+    # a digest could tell what was masked; that of a question stays, so that its answer is bound to what was asked
+    kept = {name: text for name, text in payload.items() if name != "digest" or isinstance(event, events.QuestionAsked)}
+    return (
+        {name: _masked_json(text) for name, text in kept.items()},
+        None if state is None else (state[0], _masked_json(state[1])),
+        {name: redact_text(why) for name, why in lost.items()},
+    )
+
+
+def _masked_json(text: bytes) -> bytes:
+    from pydantic_core import from_json
+
+    return shown(redact(from_json(text)))
+
+
 _STATEFUL = (
     events.RunStarted,
     events.RunEnded,
@@ -563,6 +631,13 @@ def _digest(call: ToolCall) -> tuple[str, bool]:
 
 
 _ATOMS = frozenset({str, int, bool, type(None)})
+
+
+def _can_answer(finished: events.ToolFinished | None, tool: Tool) -> bool:
+    """Whether the record stands for the call: for one that may run again, only if nothing of it is lost."""
+    if finished is None or finished.outcome == "cancelled":
+        return False
+    return not tool.idempotent or all(getattr(kept, "lost", None) is None for kept in (finished.result, finished.items))
 
 
 def _is_void(call: Call) -> bool:

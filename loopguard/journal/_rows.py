@@ -10,9 +10,11 @@ from decimal import Decimal
 from typing import Any
 
 from loopguard import _events as events
+from loopguard._config import Codec
 from loopguard._outcomes import LoopState, StopReason, Transition, Verdict
 from loopguard._usage import Usage
 from loopguard.exceptions import JournalError
+from loopguard.journal._at_rest import decode, encode
 from loopguard.journal._protocol import Row
 from loopguard.journal._states import Delta, State
 
@@ -30,6 +32,7 @@ PAYLOAD = frozenset(
         "reason",
         "response",
         "result",
+        "secret",
         "value",
         "verdict",
     }
@@ -112,8 +115,12 @@ def write_event(
     payload: Mapping[str, bytes],
     state: Delta | None,
     lost: Mapping[str, str],
+    codec: Codec | None = None,
 ) -> Row:
-    """The row of an event; payload holds the JSON texts of its payload fields."""
+    """The row of an event: payload holds the JSON texts of its payload fields, lost says why some can't come back.
+
+    A codec's work is bound to the row's number and header, and lies under the chain, which covers what is stored.
+    """
     from pydantic_core import to_json
 
     fields: dict[str, Any] = {"event": type(event).__name__}
@@ -121,19 +128,50 @@ def write_event(
         value = getattr(event, name)
         if value is not None:
             fields[name] = value
-    if lost:
-        fields["lost"] = lost
+    if codec is not None:
+        fields["codec"] = codec.name
     header = to_json(fields, fallback=str, inf_nan_mode="strings")
-    body = b"{" + b",".join(b'"%s":%s' % (name.encode(), text) for name, text in payload.items()) + b"}"
+    texts = {**payload, "lost": to_json(lost)} if lost else payload
+    body = b"{" + b",".join(b'"%s":%s' % (name.encode(), text) for name, text in texts.items()) + b"}"
+    if codec is not None:
+        place = _place(seq, header)
+        body = encode(codec, body, place)
+        if state is not None:
+            state = dataclasses.replace(state, middle=encode(codec, state.middle, place + _shared(state)))
     salt = os.urandom(16)
     hashed = _payload_hash(salt, body, state)
     return Row(seq, header, body, salt, hashed, next_link(before, header, hashed), state)
 
 
-def read_events(rows: Iterable[Row]) -> Iterator[events.Event]:
-    """The events of a journal, in order. Those of kinds that this version doesn't know are left out."""
+def _place(seq: int, header: bytes) -> bytes:
+    return b"%d " % seq + header
+
+
+def _shared(state: Delta) -> bytes:
+    return f" {state.base} {state.head} {state.tail}".encode()
+
+
+def _in_plain(row: Row, name: str, codec: Codec | None, run_id: Any) -> Row:
+    """The row as it was before the codec of this name."""
+    place, what = _place(row.seq, row.header), f"event {row.seq} of {run_id}"
+    payload, state = row.payload, row.state
+    if payload is not None:
+        payload = decode(codec, name, payload, place, what)
+    if state is not None:
+        state = dataclasses.replace(state, middle=decode(codec, name, state.middle, place + _shared(state), what))
+    return dataclasses.replace(row, payload=payload, state=state)
+
+
+def read_events(rows: Iterable[Row], codec: Codec | None = None) -> Iterator[events.Event]:
+    """The events of a journal, in order. Those of kinds that this version doesn't know are left out.
+
+    JournalError for a journal that is damaged, and one that was written with another codec.
+    """
     states: dict[int, State] = {}
     for row in rows:
+        fields = _read_json(row, row.header)
+        if "codec" in fields:
+            row = _in_plain(row, fields["codec"], codec, fields.get("run_id"))
         if row.state is not None:
             base = None
             if row.state.base is not None:
@@ -141,24 +179,28 @@ def read_events(rows: Iterable[Row]) -> Iterator[events.Event]:
                 if base is None:
                     raise JournalError(f"event {row.seq} builds on a state that is not there: the journal is damaged")
             states[row.seq] = State(row.state, base)
-        event = read_event(row, states.get(row.seq))
+        event = read_event(row, fields, states.get(row.seq))
         if event is not None:
             yield event
 
 
-def read_event(row: Row, state: State | None) -> events.Event | None:
-    """The event of a row, payloads as Stored; None for a kind that this version doesn't know."""
+def _read_json(row: Row, text: bytes) -> dict[str, Any]:
     from pydantic_core import from_json
 
     try:
-        fields: dict[str, Any] = from_json(row.header)
-        payload: dict[str, Any] = from_json(row.payload) if row.payload is not None else {}
+        data: dict[str, Any] = from_json(text)
+        return data
     except ValueError as exc:
         raise JournalError(f"event {row.seq} can't be read, the journal is damaged: {exc}") from None
+
+
+def read_event(row: Row, fields: dict[str, Any], state: State | None) -> events.Event | None:
+    """The event of a row in plain, its header read, payloads as Stored; None for a kind that isn't known here."""
+    payload = _read_json(row, row.payload) if row.payload is not None else {}
     kind = _KINDS.get(fields.pop("event", ""))
     if kind is None:
         return None
-    lost: dict[str, str] = fields.pop("lost", {})
+    lost: dict[str, str] = payload.pop("lost", None) or fields.pop("lost", {})  # once, it stood in the header
     known = _HEADERS[kind.__name__]
     made = {name: _READ.get(name, _same)(value) for name, value in fields.items() if name in known}
     for name, value in payload.items():
@@ -186,7 +228,7 @@ def _transition(value: Mapping[str, Any]) -> Transition:
     )
 
 
-_TEXTS = ("feedback", "prompt", "reason", "digest")
+_TEXTS = ("feedback", "prompt", "reason", "digest", "secret")
 _READ: dict[str, Any] = {
     "charged": _amounts,
     "reserved": _amounts,

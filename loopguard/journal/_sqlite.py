@@ -43,7 +43,8 @@ MIGRATIONS = (
 
 _INSERT = """
     INSERT OR IGNORE INTO events (run_id, seq, header, payload, salt, payload_hash, digest, base, head, tail, middle)
-    SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ? WHERE EXISTS (SELECT 1 FROM runs WHERE run_id = ? AND fence = ?)
+    SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
+    WHERE EXISTS (SELECT 1 FROM runs WHERE run_id = ? AND fence = ? AND salt = ?)
     RETURNING (SELECT body FROM mail WHERE mail.run_id = events.run_id AND name = 'stop')
 """
 
@@ -151,8 +152,8 @@ class SQLiteJournal:
             now = self._clock()
             for lease in leases:
                 done = self._db.execute(
-                    "UPDATE runs SET expires = ?, updated_at = ? WHERE run_id = ? AND fence = ?",
-                    (now + LEASE, now, lease.run_id, lease.fence),
+                    "UPDATE runs SET expires = ?, updated_at = ? WHERE run_id = ? AND fence = ? AND salt = ?",
+                    (now + LEASE, now, lease.run_id, lease.fence, lease.salt),
                 )
                 lease.lost = lease.lost or done.rowcount == 0
 
@@ -160,8 +161,9 @@ class SQLiteJournal:
         """See `Journal`."""
         with self._explained(), self._transaction():
             done = self._db.execute(
-                "UPDATE runs SET holder = NULL, expires = 0, status = ?, updated_at = ? WHERE run_id = ? AND fence = ?",
-                (status, self._clock(), lease.run_id, lease.fence),
+                "UPDATE runs SET holder = NULL, expires = 0, status = ?, updated_at = ? "
+                "WHERE run_id = ? AND fence = ? AND salt = ?",
+                (status, self._clock(), lease.run_id, lease.fence, lease.salt),
             )
             if done.rowcount:  # whoever asked it to stop has what they wanted
                 self._db.execute("DELETE FROM mail WHERE run_id = ? AND name = ?", (lease.run_id, STOP))
@@ -188,7 +190,7 @@ class SQLiteJournal:
         state = row.state
         delta = (None, None, None, None) if state is None else (state.base, state.head, state.tail, state.middle)
         values = (lease.run_id, row.seq, row.header, row.payload, row.salt, row.payload_hash, row.digest, *delta)
-        done = self._db.execute(_INSERT, (*values, lease.run_id, lease.fence)).fetchall()
+        done = self._db.execute(_INSERT, (*values, lease.run_id, lease.fence, lease.salt)).fetchall()
         if done and done[0][0] is not None:
             lease.stop = bytes(done[0][0])
         return bool(done)
@@ -221,12 +223,14 @@ class SQLiteJournal:
 
     # -- reading ---------------------------------------------------------------------------------
 
-    def runs(self) -> list[RunInfo]:
+    def runs(self, run_id: str | None = None) -> list[RunInfo]:
         """See `Journal`."""
+        which, given = ("", ()) if run_id is None else ("WHERE run_id = ? ", (run_id,))
         with self._explained():
             found = self._db.execute(
-                "SELECT run_id, name, status, started_at, updated_at, holder, expires FROM runs "
-                "ORDER BY started_at DESC, run_id"
+                f"SELECT run_id, name, status, started_at, updated_at, holder, expires FROM runs {which}"
+                f"ORDER BY started_at DESC, run_id",
+                given,
             ).fetchall()
         now = self._clock()
         return [
@@ -249,13 +253,13 @@ class SQLiteJournal:
             raise RunNotFound(f"{self.path} has no run {run_id!r}")
         return bytes(found[0])
 
-    def rows(self, run_id: str) -> list[Row]:
+    def rows(self, run_id: str, after: int = 0) -> list[Row]:
         """See `Journal`."""
         with self._explained():
             found = self._db.execute(
                 "SELECT seq, header, payload, salt, payload_hash, digest, base, head, tail, middle FROM events "
-                "WHERE run_id = ? ORDER BY seq",
-                (run_id,),
+                "WHERE run_id = ? AND seq > ? ORDER BY seq",
+                (run_id, after),
             ).fetchall()
         return [_row(*columns) for columns in found]
 

@@ -35,6 +35,7 @@ from loopguard import (
     tool,
 )
 from loopguard._config import settings
+from loopguard.conditions import unchanged
 from loopguard.testing import capture
 
 
@@ -571,6 +572,51 @@ def test_a_result_that_can_not_be_kept_is_said_when_it_is_needed(store: str, ran
         step.resume("r")
     assert step.pending() == ["r"]
     assert len(ran) == 4
+
+
+@pytest.mark.parametrize("dies_in", [2, 3, 4])
+def test_unchanged_remembers_the_states_of_earlier_processes(dies_in: int, store: str, ran: list[str]) -> None:
+    """The loop stops in the iteration in which it would have stopped uninterrupted; rejected states don't count."""
+    dying = True
+
+    @loop(
+        max=9,
+        until=unchanged(2),
+        evaluate=lambda state: (len(ran) != 3, "not that"),
+        on_reject="retry",
+        store=store,
+    )
+    def step(state: list[int]) -> list[int]:
+        if dying and len(ran) + 1 == dies_in:
+            raise Killed
+        ran.append("body")
+        return state or [1]  # the same object again: what counts is what it was
+
+    with pytest.raises(Killed):
+        step.run([], run_id="r")
+    dying = False
+    result = step.resume("r")
+    assert (result.stop_reason, result.iterations, len(ran)) == (StopReason.UNTIL, 4, 4)
+
+
+def test_an_idempotent_call_whose_result_was_not_kept_runs_again(store: str, ran: list[str]) -> None:
+    """As the error of one that isn't idempotent says: marked so, it can be called once more."""
+
+    @tool(idempotent=True)
+    def odd() -> object:
+        ran.append("odd")
+        return {1: "one"}
+
+    @loop(max=1, store=store)
+    def step(n: int) -> int:
+        if odd() != {1: "one"} or len(ran) == 1:
+            raise RuntimeError
+        return n + 1
+
+    with pytest.raises(RuntimeError):
+        step.run(0, run_id="r")
+    assert step.resume("r").value == 1
+    assert ran == ["odd", "odd"]
 
 
 def test_a_state_that_would_lose_something_is_a_checkpoint_error(store: str, ran: list[str]) -> None:

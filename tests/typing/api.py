@@ -22,12 +22,15 @@ from loopguard import (
     MaxSteps,
     StopReason,
     ask_in_terminal,
+    configure,
     current_call,
     current_run,
+    journal,
     loop,
     result_of,
     tool,
 )
+from loopguard.typing import Codec
 
 
 @dataclass
@@ -204,6 +207,38 @@ async def check_async_loops() -> None:
     assert_type(await Agent().act.run(1), LoopResult[int])
     running: Awaitable[LoopResult[list[str]]] = research.run([])
     await running
+
+
+# --- what is stored ------------------------------------------------------------------------------
+
+
+class Backwards:
+    """A codec, by its shape."""
+
+    name = "backwards"
+
+    def encode(self, data: bytes) -> bytes:
+        return data[::-1]
+
+    def decode(self, data: bytes) -> bytes:
+        return data[::-1]
+
+
+class OneWay:
+    """Nothing that it has encoded comes back."""
+
+    name = "one way"
+
+    def encode(self, data: bytes) -> bytes:
+        return b""
+
+
+def check_codecs() -> None:
+    """Whatever has a name, encodes and decodes is one."""
+    codec: Codec = Backwards()
+    configure(codec=codec, redact_payloads=True)
+    assert_type(journal.open("sqlite:///runs.db", codec=Backwards()).verify("r"), int | None)
+    configure(codec=OneWay())  # type: ignore[arg-type]  # it has no decode
 
 
 # --- where am I ----------------------------------------------------------------------------------
