@@ -24,7 +24,7 @@ from loopguard._run import Run
 from loopguard.exceptions import ConfigurationError, JournalError
 from loopguard.guardrails import LoopLimit
 from loopguard.journal._errors import rebuilt
-from loopguard.journal._rows import Stored
+from loopguard.journal._rows import plain as shown
 from loopguard.metering import PriceBook
 from loopguard.metering._calls import ModelCall
 
@@ -192,7 +192,7 @@ class _Replay:
 
     def _call(self, event: events.ToolStarted) -> ToolCall:
         run = self._runs[event.run_id]
-        arguments = dict(_shown(event.arguments))
+        arguments = dict(shown(event.arguments))
         if not all(name.isidentifier() and not keyword.iskeyword(name) for name in arguments):
             arguments = {"arguments": arguments}
         # arguments that were erased, or that only one process can tell apart, are known by the call or its digest
@@ -222,9 +222,9 @@ class _Replay:
         call = self._calls.get(place)
         if call is None:
             return
-        result, error = _shown(event.result), _shown(event.error)
+        result, error = shown(event.result), shown(event.error)
         if event.items is not None:
-            result = [_shown(event.items), result]
+            result = [shown(event.items), result]
         if isinstance(error, dict):
             error = rebuilt(error)
         call.reported = _exact(event.charged)
@@ -292,7 +292,3 @@ def _afresh(limit: Any, timer: Any) -> Any:
 
 def _exact(amounts: Mapping[str, Decimal]) -> dict[str, int]:
     return {unit: amount(value, unit) for unit, value in amounts.items()}
-
-
-def _shown(value: Any) -> Any:
-    return value.show() if isinstance(value, Stored) else value

@@ -17,6 +17,8 @@ from loopguard.journal._holders import me
 from loopguard.journal._open import check_store, writer_of
 from loopguard.journal._protocol import Journal, Row, RunInfo
 from loopguard.journal._rows import PAYLOAD, Stored, first_broken, first_link, read_events, write_event
+from loopguard.journal._states import State
+from loopguard.journal._writer import Writer
 
 __all__ = ["OpenJournal", "open"]
 
@@ -47,6 +49,18 @@ class OpenJournal:
     def events(self, run_id: str) -> list[Event]:
         """Everything that happened in a run, in order, payloads as plain JSON data. Raises RunNotFound."""
         return [_plain(event) for event in read_events(self._rows(run_id))]
+
+    def run(self, run_id: str) -> RunInfo:
+        """One run, as `runs` lists it. Raises RunNotFound."""
+        found = self._writer.use(lambda journal: journal.runs(run_id))
+        if not found:
+            raise RunNotFound(f"there is no run {run_id!r}")
+        return found[0]
+
+    def reading(self, run_id: str) -> Reading:
+        """What happens in a run, as it is written: for who follows a run that another process drives."""
+        self.run(run_id)
+        return Reading(self._writer, run_id)
 
     def story(self, run_id: str) -> Story:
         """What those events come to: counters, iterations, calls."""
@@ -161,10 +175,7 @@ class OpenJournal:
 
     def delete(self, run_id: str) -> None:
         """Delete one run, whatever became of it. Raises RunConflict while it is being driven, and RunNotFound."""
-        run = next((run for run in self.runs() if run.run_id == run_id), None)
-        if run is None:
-            raise RunNotFound(f"there is no run {run_id!r}")
-        if run.holder is not None:
+        if self.run(run_id).holder is not None:
             raise RunConflict(f"the run {run_id!r} is being driven: it can't be deleted now")
         self._writer.use(lambda journal: journal.delete(run_id))
 
@@ -178,6 +189,23 @@ class OpenJournal:
             return list(journal.rows(run_id))
 
         return self._writer.use(work)
+
+
+class Reading:
+    """The events of one run, a part at a time."""
+
+    def __init__(self, writer: Writer, run_id: str) -> None:
+        self._writer = writer
+        self._run_id = run_id
+        self._after = 0
+        self._states: dict[int, State] = {}
+
+    def read(self) -> list[Event]:
+        """What was committed since it was last asked; payloads as they are stored."""
+        rows = self._writer.use(lambda journal: list(journal.rows(self._run_id, self._after)))
+        if rows:
+            self._after = rows[-1].seq
+        return list(read_events(rows, self._states))
 
 
 def _is_answer(event: Event, question_id: str) -> bool:

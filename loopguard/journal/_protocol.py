@@ -82,16 +82,16 @@ class Journal(Protocol):
         """The run is over, or stopped, and may be taken over at once."""
         ...
 
-    def runs(self) -> list[RunInfo]:
-        """All runs, the latest first."""
+    def runs(self, run_id: str | None = None) -> list[RunInfo]:
+        """All runs, the latest first; or the one of this id, if there is one."""
         ...
 
     def salt(self, run_id: str) -> bytes:
         """What the run's content addresses are salted with. RunNotFound."""
         ...
 
-    def rows(self, run_id: str) -> Iterable[Row]:
-        """The events of a run, in order."""
+    def rows(self, run_id: str, after: int = 0) -> Iterable[Row]:
+        """The events of a run that come after this number, in order."""
         ...
 
     def delete(self, run_id: str) -> None:

@@ -16,7 +16,7 @@ from loopguard.exceptions import JournalError
 from loopguard.journal._protocol import Row
 from loopguard.journal._states import Delta, State
 
-__all__ = ["Stored", "first_broken", "first_link", "next_link", "read_events", "write_event"]
+__all__ = ["Stored", "first_broken", "first_link", "next_link", "plain", "read_events", "write_event"]
 
 PAYLOAD = frozenset(
     {
@@ -74,6 +74,11 @@ class Stored:
         return from_json(self.state.text()) if self.state is not None else self.plain
 
 
+def plain(value: Any) -> Any:
+    """A payload as plain JSON data, or whatever it is."""
+    return value.show() if isinstance(value, Stored) else value
+
+
 def first_link(run_id: str) -> bytes:
     """What the first event of a run is chained to."""
     return hashlib.sha256(b"loopguard journal\0" + run_id.encode()).digest()
@@ -129,9 +134,12 @@ def write_event(
     return Row(seq, header, body, salt, hashed, next_link(before, header, hashed), state)
 
 
-def read_events(rows: Iterable[Row]) -> Iterator[events.Event]:
-    """The events of a journal, in order. Those of kinds that this version doesn't know are left out."""
-    states: dict[int, State] = {}
+def read_events(rows: Iterable[Row], states: dict[int, State] | None = None) -> Iterator[events.Event]:
+    """The events of a journal, in order. Those of kinds that this version doesn't know are left out.
+
+    ``states``: those of the rows before, for who reads on where he was.
+    """
+    states = {} if states is None else states
     for row in rows:
         if row.state is not None:
             base = None

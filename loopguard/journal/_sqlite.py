@@ -190,12 +190,14 @@ class SQLiteJournal:
 
     # -- reading ---------------------------------------------------------------------------------
 
-    def runs(self) -> list[RunInfo]:
+    def runs(self, run_id: str | None = None) -> list[RunInfo]:
         """See `Journal`."""
+        which, given = ("", ()) if run_id is None else ("WHERE run_id = ? ", (run_id,))
         with self._explained():
             found = self._db.execute(
-                "SELECT run_id, name, status, started_at, updated_at, holder, expires FROM runs "
-                "ORDER BY started_at DESC, run_id"
+                f"SELECT run_id, name, status, started_at, updated_at, holder, expires FROM runs {which}"
+                f"ORDER BY started_at DESC, run_id",
+                given,
             ).fetchall()
         now = self._clock()
         return [
@@ -218,13 +220,13 @@ class SQLiteJournal:
             raise RunNotFound(f"{self.path} has no run {run_id!r}")
         return bytes(found[0])
 
-    def rows(self, run_id: str) -> list[Row]:
+    def rows(self, run_id: str, after: int = 0) -> list[Row]:
         """See `Journal`."""
         with self._explained():
             found = self._db.execute(
                 "SELECT seq, header, payload, salt, payload_hash, digest, base, head, tail, middle FROM events "
-                "WHERE run_id = ? ORDER BY seq",
-                (run_id,),
+                "WHERE run_id = ? AND seq > ? ORDER BY seq",
+                (run_id, after),
             ).fetchall()
         return [_row(*columns) for columns in found]
 

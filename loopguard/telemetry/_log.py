@@ -15,7 +15,7 @@ from opentelemetry import trace
 from loopguard import _events as events
 from loopguard.redaction import redact_error, redact_text
 
-__all__ = ["LOGGER", "log_event", "log_is_wanted"]
+__all__ = ["LOGGER", "event_data", "log_event", "log_is_wanted"]
 
 LOGGER = logging.getLogger("loopguard.events")
 """Everything goes there at level INFO."""
@@ -38,8 +38,13 @@ def log_event(event: events.Event) -> None:
 def _line(event: events.Event) -> str:
     context = trace.get_current_span().get_span_context()
     trace_id = format(context.trace_id, "032x") if context.is_valid else None
+    return json.dumps({"event": type(event).__name__, "trace_id": trace_id, **event_data(event)}, allow_nan=False)
+
+
+def event_data(event: events.Event) -> dict[str, Any]:
+    """The event as JSON data, as it is: not redacted."""
     shown = {field.name: getattr(event, field.name) for field in fields(event)}
-    return json.dumps({"event": type(event).__name__, "trace_id": trace_id, **_plain(shown, 0)}, allow_nan=False)
+    return {"event": type(event).__name__, **_plain(shown, 0)}
 
 
 def _plain(value: Any, depth: int) -> Any:
