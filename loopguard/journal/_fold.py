@@ -9,7 +9,7 @@ from typing import Any
 
 from loopguard import _events as events
 from loopguard._amounts import amount
-from loopguard._outcomes import Transition
+from loopguard._outcomes import LoopState, Transition
 
 __all__ = ["Call", "ModelCall", "Pass", "RunStory", "Story", "fold"]
 
@@ -47,6 +47,11 @@ class RunStory:
     spent: dict[str, int] = field(default_factory=dict)
     """In 1e-18 of each unit."""
     unknown_cost: bool = False
+
+    @property
+    def completed(self) -> bool:
+        """Whether it has come to its goal."""
+        return bool(self.transitions) and self.transitions[-1].target is LoopState.SUCCESS
 
     @property
     def under_way(self) -> Pass | None:

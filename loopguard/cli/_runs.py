@@ -1,0 +1,144 @@
+"""``runs``, ``show`` and ``tail``: which runs there are, what one of them did, and what it is doing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from loopguard import _events as events
+from loopguard._tree import Marks
+from loopguard.cli import _words as words
+from loopguard.cli._options import Json, RunId, Store, opened
+from loopguard.cli._output import columns, emit, marks, moment, say
+from loopguard.cli._picture import picture
+from loopguard.journal import OpenJournal, RunInfo
+from loopguard.journal._fold import Story
+from loopguard.telemetry._log import event_data
+
+__all__ = ["runs", "show", "tail"]
+
+STOPPED = 3
+"""The exit code for a run that stopped without completing."""
+_POLL = 0.1
+"""Seconds between two looks at a run that another process drives."""
+
+
+def runs(
+    store: Store = None,
+    status: Annotated[str | None, typer.Option(help="Only those of this status: running, waiting, until, …")] = None,
+    name: Annotated[str | None, typer.Option(help="Only those of this loop.")] = None,
+    limit: Annotated[int, typer.Option(min=0, help="How many, the latest first; 0 for all.")] = 50,
+    json: Json = False,
+) -> None:
+    """List the runs of a store, the latest first."""
+    wanted = [
+        run for run in opened(store).runs() if (not status or run.status == status) and (not name or run.name == name)
+    ]
+    listed = wanted[:limit] if limit else wanted
+    if json:
+        emit([asdict(run) for run in listed])
+        return
+    rows = [(run.run_id, run.name, _status(run), moment(run.started_at), moment(run.updated_at)) for run in listed]
+    columns(
+        [
+            ("RUN", "LOOP", "STATUS", "STARTED", "UPDATED"),
+            *(tuple(words.text(cell, 200) for cell in row) for row in rows),
+        ]
+    )
+    if len(listed) < len(wanted):
+        say(f"{len(listed):,} of {len(wanted):,} runs; --limit 0 lists all")
+
+
+def _status(run: RunInfo) -> str:
+    return "interrupted" if run.status == "running" and run.holder is None else run.status
+
+
+def show(
+    run: RunId,
+    store: Store = None,
+    full: Annotated[bool, typer.Option("--full", help="Show values and texts whole.")] = False,
+    json: Json = False,
+) -> None:
+    """Draw a run as a tree: iterations, calls, refusals, questions and verdicts, with what they cost."""
+    book = opened(store)
+    found = book.run(run)
+    if json:
+        emit({"run": asdict(found), "events": [shown(event) for event in book.events(run)]})
+        return
+    draw(book, found, None if full else 100)
+
+
+def draw(book: OpenJournal, run: RunInfo, limit: int | None) -> None:
+    """Print the tree of a run."""
+    stream = book.reading(run.run_id).read()
+    for line in picture(stream, driven=run.holder is not None, limit=limit, marks=marks()):
+        say(line)
+
+
+def shown(event: events.Event) -> dict[str, Any]:
+    """An event as JSON data that people may see."""
+    return event_data(events.redacted(event))
+
+
+def tail(run: RunId, store: Store = None, json: Json = False) -> None:
+    """Follow a run that another process drives, until it ends; exit with 3 if it ends without completing."""
+    book = opened(store)
+    reading = book.reading(run)
+    story = Story()
+    try:
+        while True:
+            found = book.run(run)  # before its events: whoever let go of it has written all of them
+            _tell(reading.read(), story, json)
+            if found.holder is None:
+                break
+            time.sleep(_POLL)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    root = story.root
+    if root is None or root.ended is None:
+        say(f"{run} was interrupted: nobody drives it any more") if not json else None
+    raise typer.Exit(0 if root is not None and root.completed else STOPPED)
+
+
+def _tell(stream: Iterable[events.Event], story: Story, json: bool) -> None:
+    for event in stream:
+        story.add(event)
+        if json:
+            emit(shown(event))
+        elif (line := told(event, story, marks())) is not None:
+            say(line)
+
+
+def told(event: events.Event, story: Story, marks: Marks) -> str | None:
+    """An event as a line of its own, beginning with its time, run and iteration."""
+    said = _said(event, story)
+    if said is None:
+        return None
+    run = story.runs[event.run_id].started
+    number = f" #{event.iteration}" if event.iteration else ""
+    return f"{moment(event.at, '%H:%M:%S')} {words.text(run.name, 200)}{number}{marks.between}{said.replace(words.WRONG + ' ', marks.wrong, 1)}"
+
+
+def _said(event: events.Event, story: Story) -> str | None:
+    match event:
+        case events.RunStarted():
+            return f"began ({words.text(event.run_id, 200)})"
+        case events.RunEnded():
+            good = event.stop_reason is None or story.runs[event.run_id].completed
+            return ", ".join(words.ended(event, good, 200))
+        case events.IterationStarted():
+            return "iteration began"
+        case events.ToolStarted():
+            return f"{words.called(event.tool, event.arguments, 100)} began"
+        case events.ToolFinished():
+            mark = "" if event.outcome in ("returned", "closed") else f"{words.WRONG} "
+            return f"{mark}{words.text(event.tool, 200)} {', '.join(words.finished(event, 100))}"
+        case events.ModelStarted():
+            return f"model {words.text(event.model, 200)} asked"
+        case events.ModelCalled():
+            return f"model {words.text(event.model, 200)} {', '.join(words.modelled(event, 100))}"
+    return words.said(event, 200)
