@@ -61,7 +61,7 @@ from loopguard.guardrails import (
     WrapTool,
 )
 from loopguard.metering import PriceBook, meter
-from loopguard.questions import ask_in_terminal
+from loopguard.questions import Inbox, ask_in_terminal
 from loopguard.telemetry import configure_telemetry
 
 if _TYPE_CHECKING:
@@ -81,6 +81,7 @@ __all__ = [
     "ConfigurationError",
     "EvaluationFailed",
     "Guard",
+    "Inbox",
     "Iteration",
     "JournalError",
     "JudgeError",

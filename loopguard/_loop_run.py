@@ -193,8 +193,7 @@ class LoopRun:
     def ended(self) -> None:
         """After the end: the last event is committed before the outcome is handed on, the journal is let go of."""
         if self.recorder is not None:
-            reason = self.outcome.stop_reason if self.outcome is not None else self.reason
-            self.recorder.close(str(reason or StopReason.ERROR))
+            self.recorder.close(str(self.reason or StopReason.ERROR))
         elif self.run.recorder is not None:
             self.run.recorder.settled()
 
@@ -260,6 +259,9 @@ class LoopRun:
         """What a plain call returns: never the untouched argument in the guise of a result."""
         result = self.outcome
         assert result is not None
+        if result.stop_reason is StopReason.WAITING:
+            text = f"{result.name} waits for a person, and goes on with {result.name}.resume({result.run_id!r})"
+            raise LoopStopped(result, text) from result.error
         if not self.completed and result.stop_reason is not StopReason.EVALUATION_FAILED:
             text = f"{result.name} was stopped before its first iteration was completed: {result}"
             raise LoopStopped(result, text) from result.error

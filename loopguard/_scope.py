@@ -19,11 +19,9 @@ __all__ = ["Scope"]
 
 
 def _halted(run: Run, cause: ToolCallRefused | LoopHalted) -> LoopResult[None]:
-    overdue = any(ancestor.overdue() for ancestor in run.chain)
-    reason = StopReason.TIMEOUT if overdue else StopReason.HALTED
     return LoopResult(
         None,
-        reason,
+        StopReason.HALTED,
         False,
         0,
         usage=run.usage,

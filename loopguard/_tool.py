@@ -132,7 +132,7 @@ def _name_of(fn: Any, name: str | None) -> str:
 
 def _flag(value: Any, what: str) -> bool:
     if not isinstance(value, bool):
-        raise ConfigurationError(f"{what}={value!r}: give True or False")
+        raise ConfigurationError(f"{what}={value!r}): give True or False")
     return value
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from loopguard import Guard
+import asyncio
+
+from loopguard import Guard, current_call
+from tests.conftest import Colour
 
 
 def test_a_tools_error_is_told_with_its_class_once_and_without_secrets() -> None:
@@ -18,3 +21,16 @@ def test_a_tools_error_is_told_with_its_class_once_and_without_secrets() -> None
     assert result["is_error"]
     assert "token=" in result["content"]
     assert "sk-ant" not in result["content"]
+
+
+def test_the_id_that_the_model_gave_is_the_id_of_the_call(colour: Colour) -> None:
+    """In the body, too, of every kind of tool."""
+    guard = Guard()
+
+    def work() -> str:
+        call = current_call()
+        return call.id if call is not None else ""
+
+    guard.tool(colour.make(work))
+    got = asyncio.run(guard.acall("work", {}, id="toolu_1"))
+    assert got == ("toolu_1" if "generator" not in colour.name else ["toolu_1"])

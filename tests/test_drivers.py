@@ -1040,12 +1040,27 @@ def test_an_async_callback_of_a_sync_tool_is_a_configuration_error(colour: Colou
             assert (ran, run.steps) == ([], 0)
 
 
+def test_an_async_callback_without_a_name_is_shown_as_it_is() -> None:
+    """What to make a plain function of has to be recognised."""
+
+    class Before:
+        async def __call__(self, call: Any) -> None:
+            """Never run."""
+
+        def __repr__(self) -> str:
+            return "<before of mine>"
+
+    with Guard(WrapTool(before=Before())).scope(), pytest.raises(ConfigurationError, match="<before of mine> is async"):
+        tool(lambda: None)()
+
+
 def test_a_blocking_question_of_an_async_tool_leaves_the_event_loop() -> None:
     """Other tasks go on while a sync callback waits, and it sees the caller's context."""
     released = threading.Event()
 
     def blocking(call: Any) -> tuple[str, Any]:
         assert released.wait(5)
+        assert threading.current_thread().name == "loopguard question"
         return PLACE.get(), current_call()
 
     def hook(call: Any, proceed: Any) -> Any:

@@ -143,6 +143,7 @@ def test_at_the_edge_of_a_scope_a_halt_becomes_an_ordinary_exception() -> None:
     result = caught.value.result
     assert isinstance(result, LoopResult)
     assert (result.stop_reason, result.run_id, result.name) == ("halted", run.id, "agent")
+    assert result.completed is False
     assert isinstance(result.error, MaxStepsExceeded)
 
 
@@ -574,7 +575,10 @@ def test_a_wrong_call_by_name_uses_no_step_and_counts_as_a_refusal(name: str, ar
         with pytest.raises(LoopHalted):
             guard.call(name, arguments)
     assert (run.steps, run.refusals) == (0, 5)
-    assert len([event for event in seen if isinstance(event, events.ToolRefused)]) == 5
+    refused = [event for event in seen if isinstance(event, events.ToolRefused)]
+    assert [(event.tool, event.code, event.guardrail) for event in refused] == [
+        (name, "invalid_arguments", "Guard")
+    ] * 5
 
 
 def test_a_batch_with_a_good_call_in_it_ends_the_row() -> None:

@@ -120,7 +120,7 @@ def test_a_stopped_run_makes_no_further_tool_call_and_no_further_model_call(agen
     assert len(agent.bodies) == 3
     assert len(agent.server.requests) == 3
     assert (result.stop_reason, result.completed, result.iterations) == ("stopped", False, 1)
-    assert "enough" in str(result.error)
+    assert (result.error.code, result.error.guardrail, result.error.reason) == ("stopped", "stop", "enough")
 
 
 def test_a_run_past_its_deadline_makes_no_further_call(agent: Agent) -> None:

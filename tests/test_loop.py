@@ -928,6 +928,32 @@ def test_a_limit_of_a_scope_inside_the_body_ends_the_nearest_loop() -> None:
     assert (result.value, result.stop_reason) == (1, "max_iterations")
 
 
+def test_a_refusal_that_ends_no_run_ends_the_nearest_loop_whoever_it_names() -> None:
+    """A plugin's limit names the outer run: the inner loop ends, and the outer one goes on."""
+    ends: list[str] = []
+
+    class Open:
+        def bind(self, run: Any, tool: Any) -> Open:
+            return self
+
+        def check(self, call: Any) -> ToolCallRefused:
+            owner = call.run.parent
+            return ToolCallRefused("circuit_open", "Open", call.name, "it is down", None, None, owner.name, owner.id)
+
+    @loop(max=9)
+    def inner(n: int) -> int:
+        look(n)
+        return n + 1
+
+    @loop(max=2, guard=Guard(Open()))
+    def outer(n: int) -> int:
+        ends.append(inner.run(n).stop_reason)
+        return n + 1
+
+    assert outer.run(0).stop_reason == "max_iterations"
+    assert ends == ["circuit_open", "circuit_open"]
+
+
 def test_a_loop_limit_ends_the_nearest_loop_whoever_listed_it() -> None:
     """A model that loops is stopped where it loops."""
 
@@ -1578,6 +1604,8 @@ def test_a_body_that_declares_feedback_is_given_it(colour: Colour) -> None:
     assert seen == [None, None]
     assert colour.call(loop(max=2)(colour.make(with_default)), 0, feedback="be brief") == 2
     assert seen[2:] == ["be brief", "be brief"]
+    assert colour.call(loop(max=1)(colour.make(with_default)), 0) == 1
+    assert seen[4:] == ["unset"]
 
 
 def test_a_positional_parameter_named_feedback_is_the_callers() -> None:

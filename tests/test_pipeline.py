@@ -173,6 +173,15 @@ def test_a_limit_in_observe_mode_counts_and_refuses_nothing(colour: Colour, wrap
     assert [(event.code, event.observed) for event in refused] == [("rate_limited", True)]
 
 
+def test_what_a_limit_in_observe_mode_took_is_given_back(colour: Colour, wraps: tuple[WrapTool, ...]) -> None:
+    """By a call that somebody said no to."""
+    pool = Pool(0)
+    no = Guard(ApproveTool(lambda call: False))
+    with Guard(pool, *wraps, mode="observe").scope(), no.scope(), pytest.raises(ToolCallRefused):
+        colour.call(tool(colour.make(lambda: None)))
+    assert (pool.taken, pool.given_back) == (0, ["undone"])
+
+
 def test_what_prepare_raises_reaches_the_caller_and_takes_nothing(colour: Colour, wraps: tuple[WrapTool, ...]) -> None:
     """A limit's own fault: loud, with nothing taken."""
 

@@ -12,6 +12,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -625,6 +626,18 @@ def test_brief_says_what_is_left_in_one_sentence() -> None:
 
     step(0)
     assert said[2] == "Used so far: 3 of 20 tool calls, $0.12 of $2.00, iteration 3 of 5."
+
+
+def test_a_question_moves_the_deadline_by_the_time_it_took() -> None:
+    """And by no more."""
+    started = time.monotonic()
+    run = Run("agent", timeout=60)
+    before = run.deadline
+    run.asking()
+    run.asked()
+    assert before is not None
+    assert run.deadline is not None
+    assert 0 <= run.deadline - before <= time.monotonic() - started
 
 
 def test_brief_names_the_tightest_limit_of_each_kind() -> None:

@@ -7,6 +7,7 @@ import copy
 import functools
 import inspect
 import pickle
+import re
 import threading
 import typing
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -287,6 +288,27 @@ def test_a_wrong_timeout_is_named_as_it_was_written() -> None:
     """The parameter of @tool, not of the guardrail that stands behind it."""
     with pytest.raises(ConfigurationError, match=r"tool\(timeout=0\): give seconds above 0"):
         tool(timeout=0)(lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("approve", 1),
+        ("idempotent", None),
+        ("repeatable", "no"),
+        ("require_run", 0),
+        ("cost", -1),
+        ("cost", True),
+        ("name", ""),
+        ("raises", [ValueError]),
+        ("raises", (KeyboardInterrupt,)),
+        ("self_key", "id"),
+    ],
+)
+def test_a_wrong_option_is_named_with_its_value(option: str, value: Any) -> None:
+    """At decoration."""
+    with pytest.raises(ConfigurationError, match=rf"^tool\({option}={re.escape(repr(value))}\)"):
+        tool(**{option: value})(lambda: None)
 
 
 def test_decorating_twice_is_refused_and_says_what_to_do() -> None:

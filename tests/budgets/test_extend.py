@@ -28,21 +28,21 @@ from tests.conftest import Colour
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "match"),
     [
-        {"extend": print},
-        {"extend_by": 1},
-        {"extend": "me", "extend_by": 1},
-        {"extend": print, "extend_by": 0},
-        {"extend": print, "extend_by": {"credits": 5}},
-        {"extend": print, "extend_by": -1},
-        {"extend": print, "extend_by": float("nan")},
-        {"extend": print, "extend_by": True},
+        ({"extend": print}, r"^Budget: extend= and extend_by= go together"),
+        ({"extend_by": 1}, r"^Budget: extend= and extend_by= go together"),
+        ({"extend": "me", "extend_by": 1}, r"^Budget\(extend='me'\): give an approver"),
+        ({"extend": print, "extend_by": 0}, r"^Budget\(extend_by=0\): name units"),
+        ({"extend": print, "extend_by": {"credits": 5}}, r"^Budget\(extend_by=\{'credits': 5\}\): name units"),
+        ({"extend": print, "extend_by": -1}, r"^Budget\(extend_by=-1\) is not an amount"),
+        ({"extend": print, "extend_by": float("nan")}, r"^Budget\(extend_by=nan\) is not an amount"),
+        ({"extend": print, "extend_by": True}, r"^Budget\(extend_by=True\) is not an amount"),
     ],
 )
-def test_a_wrong_extension_is_a_configuration_error(options: dict[str, Any]) -> None:
+def test_a_wrong_extension_is_a_configuration_error(options: dict[str, Any], match: str) -> None:
     """Whom to ask and how much more go together; the amount is of a unit that is capped."""
-    with pytest.raises(ConfigurationError):
+    with pytest.raises(ConfigurationError, match=match):
         Budget(usd=1, **options)
 
 

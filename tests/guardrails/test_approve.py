@@ -235,20 +235,20 @@ def test_a_no_says_why_and_what_to_do(till: Till, answer: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("wrong", "match"),
     [
-        {"decision": "maybe"},
-        {"decision": "approve", "grant": "for ever"},
-        {"decision": "deny", "reason": 5},
-        {"decision": "edit"},
-        {"decision": "edit", "arguments": [("amount", 5)]},
-        {"decision": "approve", "arguments": {"amount": 5}},
+        ({"decision": "maybe"}, r"'maybe'.*use Approval\.approve"),
+        ({"decision": "approve", "grant": "for ever"}, "grant='for ever': give 'once' or 'run'"),
+        ({"decision": "deny", "reason": 5}, "reason=5: give a text"),
+        ({"decision": "edit"}, r"arguments=None.*use Approval\.edit"),
+        ({"decision": "edit", "arguments": [("amount", 5)]}, r"use Approval\.edit"),
+        ({"decision": "approve", "arguments": {"amount": 5}}, r"use Approval\.edit"),
     ],
     ids=str,
 )
-def test_an_approval_that_makes_no_sense_can_not_be_made(wrong: dict[str, Any]) -> None:
+def test_an_approval_that_makes_no_sense_can_not_be_made(wrong: dict[str, Any], match: str) -> None:
     """An edit without arguments, a yes with some that would be dropped, a misspelt grant."""
-    with pytest.raises(ConfigurationError):
+    with pytest.raises(ConfigurationError, match=match):
         Approval(**wrong)
 
 

@@ -96,10 +96,12 @@ def test_a_leaf_that_changes_while_waiting_is_a_mismatch(colour: Colour, ran: li
         order.amount = 1_000_000
         return True
 
-    pay = tool(guard=Guard(ApproveTool(approver)))(colour.make(recorder(ran)))
-    with pytest.raises(ToolCallRefused) as refusal:
+    pay = tool(colour.make(recorder(ran)))
+    with Guard(ApproveTool(approver)).scope() as run, pytest.raises(ToolCallRefused) as caught:
         colour.call(pay, order)
-    assert refusal.value.code == "approval_mismatch"
+    refusal = caught.value
+    assert (refusal.code, refusal.guardrail, refusal.tool) == ("approval_mismatch", "ApproveTool", "pay")
+    assert (refusal.source, refusal.run_id) == (run.name, run.id)
     assert ran == []
 
 

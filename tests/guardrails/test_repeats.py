@@ -309,6 +309,18 @@ def test_a_changing_exception_is_new_and_the_same_one_is_not() -> None:
         assert script(*[(fail, "x")] * 4) == [True, True, True, False]
 
 
+def test_the_first_comparison_is_between_the_second_result_and_the_third() -> None:
+    """Calls that never repeat pay for no fingerprint, so what the first one returned isn't known later."""
+
+    @tool
+    def poll(job: str) -> str:
+        return next(states)
+
+    states = iter(["started", "busy", "busy"])
+    with Guard().scope("s"):
+        assert script(*[(poll, "x")] * 4) == [True, True, True, False]
+
+
 def test_what_a_generator_yields_is_its_result(colour: Colour) -> None:
     """Different items are news, the same items are not."""
     texts = itertools.count()

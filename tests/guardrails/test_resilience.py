@@ -336,6 +336,32 @@ def test_an_async_tool_that_hangs_in_its_cleanup_does_not_hold_the_caller_up() -
         asyncio.run(main())
 
 
+def test_an_async_tool_that_hangs_in_its_cleanup_does_not_hold_up_the_cancellation_of_its_caller() -> None:
+    """It is given a second for that, and left behind."""
+
+    async def main() -> None:
+        begun, release = asyncio.Event(), asyncio.Event()
+
+        @tool(timeout=LONG)
+        async def hang() -> None:
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await release.wait()
+
+        task = asyncio.create_task(hang())
+        await begun.wait()
+        task.cancel()
+        await asyncio.wait({task}, timeout=5)
+        assert task.cancelled()
+        release.set()
+        await asyncio.sleep(0)
+
+    with Guard().scope():
+        asyncio.run(main())
+
+
 @pytest.mark.parametrize("timeout", [LONG, None])
 @pytest.mark.parametrize("swallows", [True, False])
 def test_a_cancelled_tool_pays_its_estimate_and_leaves_nothing_reserved(timeout: float | None, swallows: bool) -> None:
@@ -619,7 +645,9 @@ def test_a_failing_tool_is_tried_again(colour: Colour) -> None:
     assert run.steps == 1
     assert run.spent() == 1  # the attempts that raised had reported nothing
     assert [event.attempt for event in seen.events_of(events.ToolStarted)] == [1, 2, 3]
-    assert [event.outcome for event in seen.events_of(events.ToolFinished)] == ["raised", "raised", "returned"]
+    assert [(event.outcome, event.attempt) for event in seen.events_of(events.ToolFinished)] == [
+        ("raised", 1), ("raised", 2), ("returned", 3),
+    ]  # fmt: skip
     assert [call.attempts for call in seen.calls] == [3]
 
 

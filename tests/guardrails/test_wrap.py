@@ -273,7 +273,7 @@ def test_a_replacement_may_leave_out_what_has_a_default(colour: Colour) -> None:
         with replacing(wrong).scope() as run, pytest.raises(TypeError, match=match):
             colour.call(decorated, "a")
         assert run.steps == 0
-    with replacing(["b"]).scope(), pytest.raises(TypeError, match="mapping"):
+    with replacing(["b"]).scope(), pytest.raises(TypeError, match="a list, not a mapping"):
         colour.call(decorated, "a")
 
 

@@ -49,24 +49,38 @@ TARGETS = [
 """The modules that random mutants are drawn from."""
 
 LIKELY = {
-    "_admission": ["test_order", "test_tool", "test_pipeline", "budgets/test_budget", "guardrails/test_resilience"],
+    "_admission": [
+        "test_order",
+        "test_tool",
+        "test_pipeline",
+        "test_events",
+        "budgets/test_budget",
+        "guardrails/test_resilience",
+    ],
     "_amounts": ["test_amounts"],
     "_approval": ["guardrails/test_approve", "budgets/test_extend", "test_events"],
     "_call": ["test_call", "test_tool", "guardrails/test_approve", "test_hostile"],
     "_cells": ["budgets/test_budget"],
-    "_dispatch": ["test_tool", "test_halting", "test_wind"],
-    "_drivers": ["test_drivers", "guardrails/test_resilience", "test_tool"],
+    "_dispatch": ["test_tool", "test_halting", "test_dispatch"],
+    "_drivers": ["test_drivers", "test_tool", "telemetry/test_tool_spans", "guardrails/test_"],
     "_fingerprints": ["test_fingerprints"],
-    "_generators": ["test_drivers", "guardrails/test_resilience", "telemetry/test_tool_spans"],
+    "_generators": ["test_drivers", "guardrails/test_resilience", "telemetry/test_tool_spans", "test_dispatch"],
     "_guard": ["test_tool", "test_halting", "test_events"],
     "_halting": ["test_halting"],
-    "_loop_run": ["test_loop", "test_until", "test_evaluat", "test_latching", "test_events", "telemetry/test_spans"],
+    "_loop_run": [
+        "test_loop",
+        "test_until",
+        "test_evaluat",
+        "test_latching",
+        "test_events",
+        "telemetry/test_tool_spans",
+    ],
     "_order": ["test_order", "guardrails/", "test_tool", "test_events"],
     "_pipeline": ["test_order", "test_pipeline", "test_drivers"],
     "_run": ["test_run", "test_latching", "test_loop", "test_wind", "test_events", "test_charge"],
     "_scope": ["test_run", "test_halting", "test_latching"],
     "_threads": ["test_drivers", "guardrails/test_resilience", "test_until"],
-    "_tool": ["test_tool", "test_run"],
+    "_tool": ["test_tool", "test_run", "budgets/test_budget"],
     "budgets/budget": ["budgets/test_budget", "budgets/test_extend", "budgets/test_races", "test_charge", "test_wind"],
     "budgets/ledger": ["budgets/test_ledger"],
     "guardrails/approve": ["guardrails/test_approve", "test_order"],
@@ -78,9 +92,11 @@ LIKELY = {
 }
 """Module: the tests to ask first, by how their path begins. To collect all takes longer than most mutants live."""
 
-SLOW = re.compile("metering/|questions/|testing/|test_(console|fingerprints|hostile|metrics|prices|redaction|schemas)")
+SLOW = re.compile("journal/|metering/|testing/|test_(console|fingerprints|hostile|metrics|schemas)")
 """Tests that are asked last."""
-IRRELEVANT = re.compile("test_(architecture|examples|exports|import_time|readme|setup|typing)")
+IRRELEVANT = re.compile(
+    "test_(architecture|examples|exports|import_time|prices|readme|redaction|server|setup|terminal|typing)"
+)
 """Tests of other things than what the package does."""
 
 PATIENCE = 10.0
@@ -230,11 +246,12 @@ class Copy:
 
     def tests(self, file: str) -> list[list[str]]:
         """The relevant tests: those first that are likely to notice a fault in this module."""
-        likely = tuple(f"tests/{start}" for start in LIKELY.get(file.removesuffix(".py"), ()))
-        groups: tuple[list[str], ...] = [], [], []
-        for path in sorted(path.relative_to(self.root).as_posix() for path in self.root.glob("tests/**/test_*.py")):
-            if not IRRELEVANT.search(path):
-                groups[0 if path.startswith(likely) else 2 if SLOW.search(path) else 1].append(path)
+        paths = sorted(path.relative_to(self.root).as_posix() for path in self.root.glob("tests/**/test_*.py"))
+        paths = [path for path in paths if not IRRELEVANT.search(path)]
+        likely = [f"tests/{start}" for start in LIKELY.get(file.removesuffix(".py"), ())]
+        first = list(dict.fromkeys(path for start in likely for path in paths if path.startswith(start)))
+        rest = [path for path in paths if path not in first]
+        groups = first, [path for path in rest if not SLOW.search(path)], [path for path in rest if SLOW.search(path)]
         return [group for group in groups if group]
 
     def failing(self, file: str) -> str | None:

@@ -386,6 +386,27 @@ def test_iteration_and_run_stay_unset_when_the_loop_stops_gracefully(spans: Span
     assert agent.attributes["gen_ai.operation.name"] == "invoke_agent"
 
 
+def test_a_refusal_that_passes_a_loop_on_its_way_up_makes_it_no_error(spans: Spans) -> None:
+    """The outer loop's steps are used up: the inner loop was stopped, too."""
+
+    @tool
+    def work(n: int) -> int:
+        return n + 1
+
+    @loop(max=5)
+    def inner(n: int) -> int:
+        return work(n)
+
+    @loop(max=5, guard=Guard(MaxSteps(3)))
+    def outer(n: int) -> int:
+        return inner(n)
+
+    assert outer.run(0).stop_reason == "max_steps"
+    for span in spans("invoke_agent"):
+        assert span.status.status_code is StatusCode.UNSET
+        assert span.attributes["loopguard.loop.stop_reason"] == "max_steps"
+
+
 def test_iteration_and_run_are_errors_when_the_loop_raises(spans: Spans) -> None:
     """With the class that it raised."""
 
@@ -819,6 +840,23 @@ def test_content_is_captured_where_the_standard_switch_is_on(
         assert "gen_ai.tool.call.result" not in span.attributes
     else:
         assert span.attributes["gen_ai.tool.call.result"] == '{"found": "words"}'
+
+
+@pytest.mark.usefixtures("capturing")
+def test_what_a_generator_returns_at_its_end_is_its_result_on_the_span(
+    wraps: tuple[WrapTool, ...], spans: Spans
+) -> None:
+    """Its items are not."""
+
+    @tool
+    def search() -> Iterator[str]:
+        yield "item"
+        return "summary"
+
+    with Guard(*wraps).scope():
+        assert list(search()) == ["item"]
+    (span,) = spans("execute_tool")
+    assert span.attributes["gen_ai.tool.call.result"] == "summary"
 
 
 @pytest.mark.usefixtures("capturing")
