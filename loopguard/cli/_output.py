@@ -10,6 +10,7 @@ from typing import Any, TextIO
 
 from loopguard._tree import Marks, marks_for
 from loopguard.redaction import display
+from loopguard.telemetry._log import plain_data
 
 __all__ = ["columns", "complain", "emit", "marks", "moment", "say"]
 
@@ -22,8 +23,8 @@ def say(text: str, stream: TextIO | None = None) -> None:
 
 
 def emit(data: Any) -> None:
-    """Print a JSON document on one line; ASCII, so that it can be shown, too."""
-    say(json.dumps(data, allow_nan=False))
+    """Print a JSON document on one line; ASCII, so that it can be shown, too. What is secret was redacted before."""
+    say(json.dumps(plain_data(data), allow_nan=False))
 
 
 def complain(text: str) -> None:
@@ -35,9 +36,8 @@ def columns(rows: Iterable[Sequence[str]]) -> None:
     """Print rows in columns, the first one being the headings. Made for ten thousand of them."""
     rows = list(rows)
     widths = [max(map(_cells, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        padded = (text + " " * (width - _cells(text)) for text, width in zip(row, widths, strict=True))
-        say("  ".join(padded).rstrip())
+    padded = ([text + " " * (width - _cells(text)) for text, width in zip(row, widths, strict=True)] for row in rows)
+    say("\n".join("  ".join(row).rstrip() for row in padded))
 
 
 def _cells(text: str) -> int:

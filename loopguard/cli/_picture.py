@@ -76,8 +76,14 @@ class _Drawing:
                 self._put(event, node, self._calls.get(event.parent_call))
                 self._calls[event.key] = self._calls[event.run_id, event.call_id] = node
             case events.ToolFinished():
-                wrong = event.outcome not in ("returned", "closed")
-                self._over(event, event.call_id, words.finished(event, self._limit), wrong)
+                node = self._over(event, event.call_id, words.finished(event), event.outcome in words.FAILED)
+                node.parts[0] += words.outcome(event, self._limit)
+            case events.QuestionAsked():
+                waits = f"waits for an answer to {words.text(event.question_id, 200)}"
+                node = self._calls[event.question_id] = _Node(words.asked(event, self._limit), open=waits)
+                self._put(event, node)
+            case events.QuestionAnswered() if event.question_id in self._calls:
+                self._calls[event.question_id].end(words.answered(event, self._limit))
             case events.ModelStarted():
                 node = self._calls[event.run_id, event.call_id] = _Node(_model(event.model), open=self._open)
                 self._put(event, node)
@@ -115,18 +121,17 @@ class _Drawing:
         rejected = [] if event.accepted else ["rejected"]
         self._here[event.run_id].end(*words.amounts(decimals(spent)), words.lasted(event.duration), *rejected)
 
-    def _over(self, event: events.Event, call_id: str, parts: list[str], wrong: bool) -> None:
-        node = self._calls.get((event.run_id, call_id))
-        if node is not None:
-            node.end(*parts, wrong=wrong)
+    def _over(self, event: events.Event, call_id: str, parts: list[str], wrong: bool) -> _Node:
+        node = self._calls[event.run_id, call_id]
+        node.end(*parts, wrong=wrong)
+        return node
 
     def _say(self, event: events.Event) -> None:
         line = words.said(event, self._limit)
         if line is None:
             return
-        wrong = line.startswith(f"{words.WRONG} ")
-        node = _Node(line.removeprefix(f"{words.WRONG} "))
-        node.wrong = wrong
+        node = _Node(line.text)
+        node.wrong = line.wrong
         if isinstance(event, events.RunResumed):
             self._here.update(self._runs)
         self._put(event, node)

@@ -75,8 +75,7 @@ def show(
 def draw(book: OpenJournal, run: RunInfo, limit: int | None) -> None:
     """Print the tree of a run."""
     stream = book.reading(run.run_id).read()
-    for line in picture(stream, driven=run.holder is not None, limit=limit, marks=marks()):
-        say(line)
+    say("\n".join(picture(stream, driven=run.holder is not None, limit=limit, marks=marks())))
 
 
 def shown(event: events.Event) -> dict[str, Any]:
@@ -115,30 +114,31 @@ def _tell(stream: Iterable[events.Event], story: Story, json: bool) -> None:
 
 def told(event: events.Event, story: Story, marks: Marks) -> str | None:
     """An event as a line of its own, beginning with its time, run and iteration."""
-    said = _said(event, story)
-    if said is None:
+    line = _line(event, story)
+    if line is None:
         return None
-    run = story.runs[event.run_id].started
-    number = f" #{event.iteration}" if event.iteration else ""
-    return f"{moment(event.at, '%H:%M:%S')} {words.text(run.name, 200)}{number}{marks.between}{said.replace(words.WRONG + ' ', marks.wrong, 1)}"
+    name = words.text(story.runs[event.run_id].started.name, 200)
+    where = f"{name} #{event.iteration}" if event.iteration else name
+    return marks.between.join([f"{moment(event.at, '%H:%M:%S')} {where}", (marks.wrong * line.wrong) + line.text])
 
 
-def _said(event: events.Event, story: Story) -> str | None:
+def _line(event: events.Event, story: Story) -> words.Line | None:
     match event:
         case events.RunStarted():
-            return f"began ({words.text(event.run_id, 200)})"
+            return words.Line(f"began ({words.text(event.run_id, 200)})")
         case events.RunEnded():
             good = event.stop_reason is None or story.runs[event.run_id].completed
-            return ", ".join(words.ended(event, good, 200))
+            return words.Line(", ".join(words.ended(event, good, 200)), not good)
         case events.IterationStarted():
-            return "iteration began"
+            return words.Line("began")
         case events.ToolStarted():
-            return f"{words.called(event.tool, event.arguments, 100)} began"
+            return words.Line(f"{words.called(event.tool, event.arguments, 100)} began")
         case events.ToolFinished():
-            mark = "" if event.outcome in ("returned", "closed") else f"{words.WRONG} "
-            return f"{mark}{words.text(event.tool, 200)} {', '.join(words.finished(event, 100))}"
+            text = words.text(event.tool, 200) + words.outcome(event, 100)
+            return words.Line(", ".join([text, *words.finished(event)]), event.outcome in words.FAILED)
         case events.ModelStarted():
-            return f"model {words.text(event.model, 200)} asked"
+            return words.Line(f"model {words.text(event.model, 200)} began")
         case events.ModelCalled():
-            return f"model {words.text(event.model, 200)} {', '.join(words.modelled(event, 100))}"
+            text = f"model {words.text(event.model, 200)}"
+            return words.Line(", ".join([text, *words.modelled(event, 100)]), event.error is not None)
     return words.said(event, 200)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 from loopguard import _events as events
 from loopguard._amounts import amount, plain
@@ -13,10 +13,36 @@ from loopguard._usage import Usage
 from loopguard.journal._rows import plain as unpacked
 from loopguard.redaction import display, display_name, display_value, redact, redact_text
 
-__all__ = ["WRONG", "amounts", "called", "ended", "failure", "finished", "lasted", "modelled", "said", "text"]
+__all__ = [
+    "FAILED",
+    "Line",
+    "amounts",
+    "answered",
+    "asked",
+    "called",
+    "ended",
+    "failure",
+    "finished",
+    "lasted",
+    "modelled",
+    "outcome",
+    "said",
+    "text",
+]
 
-WRONG = "✗"
-"""Marks what was refused or failed, until it is drawn with the marks of a terminal."""
+FAILED = ("raised", "timed_out", "cancelled")
+"""Outcomes of calls that went wrong."""
+
+
+class Line(NamedTuple):
+    """An event in words."""
+
+    text: str
+    wrong: bool = False
+    """Whether something was refused, or failed."""
+
+
+_HOW = {"timed_out": "timed out", "cancelled": "cancelled", "closed": "left early", "parked": "parked"}
 _DETAILS = frozenset(Usage.__slots__) - {"tokens"}
 """Units of model calls that are left out where tokens are shown."""
 
@@ -45,6 +71,23 @@ def called(tool: str, arguments: Any, limit: int | None) -> str:
     )
 
 
+def because(reason: str | None, limit: int | None) -> str:
+    """A reason, where there is one."""
+    return f": {text(reason, limit)}" if reason else ""
+
+
+def asked(event: events.QuestionAsked, limit: int | None) -> str:
+    """What somebody is asked."""
+    what = "" if event.tool is None else f" of {called(event.tool, event.arguments, limit)}"
+    return f"? {text(event.kind, 200)}{what}{because(event.prompt, limit)}"
+
+
+def answered(event: events.QuestionAnswered, limit: int | None) -> str:
+    """What was said of a question."""
+    by = f" by {text(event.by, 200)}" if event.by else ""
+    return f"{text(event.decision, 200)}{by}{because(event.reason, limit)}"
+
+
 def failure(error: Any, limit: int | None) -> str:
     """An exception as it is recorded."""
     data = unpacked(error)
@@ -53,16 +96,19 @@ def failure(error: Any, limit: int | None) -> str:
     return f"{type(data).__name__}: {text(data, limit)}".rstrip(": ")
 
 
-def finished(event: events.ToolFinished, limit: int | None) -> list[str]:
-    """How a call ended, what it cost and how long it took."""
-    how = {"timed_out": "timed out", "cancelled": "was cancelled", "closed": "was left early"}.get(event.outcome)
+def outcome(event: events.ToolFinished, limit: int | None) -> str:
+    """What came of a call, to be written behind it."""
     if event.outcome == "raised":
-        how = f"raised {failure(event.error, limit)}"
-    elif event.outcome == "returned":
+        return f" raised {failure(event.error, limit)}"
+    if event.outcome == "returned":
         result = unpacked(event.result if event.items is None else event.items)
-        how = None if result is None else f"→ {display_value(result, limit)}"
-    cost = [*amounts(event.charged), *(["more than was reserved"] if event.overrun else [])]
-    return [*([how] if how else []), *cost, lasted(event.duration)]
+        return "" if result is None else f" → {display_value(result, limit)}"
+    return f" {_HOW.get(event.outcome) or text(event.outcome, 200)}"
+
+
+def finished(event: events.ToolFinished) -> list[str]:
+    """What a call cost, and how long it took."""
+    return [*amounts(event.charged), *(["more than was reserved"] if event.overrun else []), lasted(event.duration)]
 
 
 def modelled(event: events.ModelCalled, limit: int | None) -> list[str]:
@@ -82,39 +128,34 @@ def ended(event: events.RunEnded, completed: bool, limit: int | None) -> list[st
     return [lasted(event.duration), why]
 
 
-def said(event: events.Event, limit: int | None) -> str | None:
-    """An event in a line of its own, marked where something was refused; None where nobody wants to read it."""
+def said(event: events.Event, limit: int | None) -> Line | None:
+    """An event in a line of its own; None where nobody wants to read it."""
     match event:
         case events.ToolRefused():
-            verb = "would have been refused" if event.observed else "refused"
-            mark = "!" if event.observed else WRONG
-            why = f": {text(event.reason, limit)}" if event.reason else ""
-            return f"{mark} {called(event.tool, event.arguments, limit)} {verb} ({text(event.code, 200)}){why}"
+            verb = "! would have been refused" if event.observed else "refused"
+            call = called(event.tool, event.arguments, limit)
+            return Line(f"{call} {verb} ({text(event.code, 200)}){because(event.reason, limit)}", not event.observed)
         case events.ToolReplayed():
-            return f"{display_name(event.tool)} from the record"
+            return Line(f"{display_name(event.tool)} from the record")
         case events.ModelReplayed():
-            return f"model {text(event.model, 200)} from the record"
+            return Line(f"model {text(event.model, 200)} from the record")
         case events.QuestionAsked():
-            what = "" if event.tool is None else f" of {called(event.tool, event.arguments, limit)}"
-            return f"? {text(event.kind, 200)}{what} asked ({text(event.question_id, 200)})"
+            return Line(f"{asked(event, limit)} ({text(event.question_id, 200)})")
         case events.QuestionAnswered():
-            by = f" by {text(event.by, 200)}" if event.by else ""
-            why = f": {text(event.reason, limit)}" if event.reason else ""
-            return f"? {text(event.kind, 200)} answered{by}: {text(event.decision, 200)}{why}"
+            return Line(f"? {text(event.kind, 200)}: {answered(event, limit)}")
         case events.VerdictGiven():
             passed = {True: "yes", False: "no", None: "undecided"}[event.verdict.passed]
-            why = f": {text(event.verdict.reason, limit)}" if event.verdict.reason else ""
-            return f"{text(event.by, 200)} says {passed}{why}"
+            return Line(f"{text(event.by, 200)} says {passed}{because(event.verdict.reason, limit)}")
         case events.BudgetWarned():
             used, cap = (plain(amount(value, event.unit), event.unit) for value in (event.spent, event.limit))
-            return f"! the budget {text(event.budget, 200)} is nearly used: {display(used)} of {display(cap)}"
+            return Line(f"! the budget {text(event.budget, 200)} is nearly used: {display(used)} of {display(cap)}")
         case events.BudgetExtended():
             cap = plain(amount(Decimal(event.limit), event.unit), event.unit)
-            return f"the budget {text(event.budget, 200)} was raised to {display(cap)}"
+            return Line(f"the budget {text(event.budget, 200)} was raised to {display(cap)}")
         case events.Charged():
-            return f"charged {', '.join(amounts(event.amounts)) or 'nothing'}"
+            return Line(f"charged {', '.join(amounts(event.amounts)) or 'nothing'}")
         case events.Stopped():
-            return f"{WRONG} stopped: {text(event.reason, limit)}"
+            return Line(f"stopped{because(event.reason, limit)}", True)
         case events.RunResumed():
-            return "taken up again"
+            return Line("taken up again")
     return None
