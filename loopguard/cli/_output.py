@@ -18,7 +18,7 @@ __all__ = ["columns", "complain", "emit", "marks", "moment", "say"]
 def say(text: str, stream: TextIO | None = None) -> None:
     """Print a line. Whatever others have written in it has passed `display` before."""
     stream = stream or sys.stdout
-    encoding = stream.encoding or "utf-8"
+    encoding = getattr(stream, "encoding", None) or "utf-8"
     print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
 
 
@@ -56,4 +56,4 @@ def moment(at: float, form: str = "%Y-%m-%d %H:%M:%S") -> str:
 
 def marks() -> Marks:
     """What trees are drawn with on this terminal."""
-    return marks_for(sys.stdout.encoding)
+    return marks_for(getattr(sys.stdout, "encoding", None))

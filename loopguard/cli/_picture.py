@@ -36,9 +36,9 @@ class _Node:
         return mark + marks.between.join([*self.parts, *([self.open] if self.open else [])])
 
 
-def picture(stream: Sequence[events.Event], *, driven: bool, limit: int | None, marks: Marks) -> Iterator[str]:
-    """The lines of the tree. ``driven``: somebody is at it now. ``limit``: the characters of a value."""
-    drawing = _Drawing(stream, "under way" if driven else "interrupted", limit)
+def picture(stream: Sequence[events.Event], *, open: str, limit: int | None, marks: Marks) -> Iterator[str]:
+    """The lines of the tree. ``open``: what is said of what hasn't ended. ``limit``: the characters of a value."""
+    drawing = _Drawing(stream, open, limit)
     for event in stream:
         drawing.add(event)
     return draw(drawing.roots, lambda node: node.below, lambda node: node.line(marks), marks)
@@ -112,8 +112,8 @@ class _Drawing:
             return
         passes = [f"{event.iterations} iteration{'' if event.iterations == 1 else 's'}"] if event.kind == "loop" else []
         cost = words.amounts(decimals(run.spent)) + (["cost unknown"] if run.unknown_cost else [])
-        good = event.stop_reason is None or run.completed
-        node.end(*passes, *cost, *words.ended(event, good, self._limit), wrong=not good)
+        last = words.ended(event, run.completed, self._limit)
+        node.end(*passes, *cost, words.lasted(event.duration), last.text, wrong=last.wrong)
 
     def _passed(self, event: events.IterationEnded) -> None:
         made = self.story.runs[event.run_id].passes[event.iteration or 0]
@@ -133,8 +133,15 @@ class _Drawing:
         node = _Node(line.text)
         node.wrong = line.wrong
         if isinstance(event, events.RunResumed):
-            self._here.update(self._runs)
+            self._interrupt()
         self._put(event, node)
+
+    def _interrupt(self) -> None:
+        """What was under way in an earlier process is over."""
+        for node in [*self._here.values(), *self._calls.values()]:
+            if node.open is self._open and node not in self._runs.values():
+                node.open = "interrupted"
+        self._here.update(self._runs)
 
     def _put(self, event: events.Event, node: _Node, above: _Node | None = None) -> None:
         (above or self._here[event.run_id]).below.append(node)

@@ -92,7 +92,7 @@ def _tell(said: WhatIf, policy: Guard) -> None:
     say(f"{words.text(said.name, 200)} {words.text(said.run_id, 200)} under {words.text(policy, None)}:")
     first = said.first
     if first is None:
-        say(f"  goes through: {said.all_calls:,} calls, {_paid(said.spent)}")
+        say(f"  goes through: {said.all_calls:,} call{'' if said.all_calls == 1 else 's'}, {_paid(said.spent)}")
         return
     iteration = f", in iteration {first.iteration}" if first.iteration else ""
     say(f"  refused first: call {said.calls + 1:,} of {said.all_calls:,}{iteration}")

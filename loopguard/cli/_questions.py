@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,6 +17,7 @@ from loopguard.cli._options import By, Json, KeyFile, Store, opened
 from loopguard.cli._output import emit, moment, say
 from loopguard.exceptions import ConfigurationError
 from loopguard.journal import Question
+from loopguard.questions.terminal import behind_rule
 from loopguard.redaction import display, display_name, display_value
 
 __all__ = ["answer", "approve", "deny", "pending", "stop"]
@@ -39,15 +41,16 @@ def pending(store: Store = None, key_file: KeyFile = None, json: Json = False) -
 
 
 def _asked(question: Question) -> Iterator[str]:
+    width = shutil.get_terminal_size().columns - 7
     until = "" if question.expires_at is None else f", expires {moment(question.expires_at)}"
     yield f"{words.text(question.id, 200)}  {words.text(question.kind, 200)}, asked {moment(question.asked_at)}{until}"
     yield f"    run: {words.text(question.run_name, 200)} ({words.text(question.run_id, 200)})"
     if question.tool is not None:
         yield f"    tool: {display_name(question.tool)}"
     if question.prompt is not None:
-        yield f"    {display(question.prompt)}"
+        yield from behind_rule(display(question.prompt), width)
     for name, value in question.arguments.items():
-        yield f"    | {display(name)} = {display_value(value)}"
+        yield from behind_rule(f"{display(name)} = {display_value(value)}", width)
     if question.hidden:
         yield "    Some of it is hidden: to approve what you can't see, add --allow-hidden."
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import sys
 import traceback
 from decimal import Decimal, InvalidOperation
@@ -11,7 +12,6 @@ from typing import Annotated, Any
 
 import typer
 
-from loopguard._config import configure
 from loopguard._outcomes import LoopResult
 from loopguard.budgets import Budget
 from loopguard.cli._load import load
@@ -33,11 +33,11 @@ def resume(
     json: Json = False,
 ) -> None:
     """Go on with a run that was interrupted, has waited or was stopped; exit with 3 if it doesn't complete."""
+    if store is not None:
+        os.environ["LOOPGUARD_STORE"] = store  # for a loop that names none itself
     looped = load(target, "loop")
     if not callable(getattr(looped, "resume", None)):
         raise ConfigurationError(f"{target} is no loop or flow: it has no resume")
-    if store is not None:
-        configure(store=store)
     larger: dict[str, Any] = {} if max is None else {"max": max}
     if usd is not None:
         larger["budget"] = Budget(usd=dollars(usd, "--usd"))

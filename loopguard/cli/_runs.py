@@ -75,7 +75,14 @@ def show(
 def draw(book: OpenJournal, run: RunInfo, limit: int | None) -> None:
     """Print the tree of a run."""
     stream = book.reading(run.run_id).read()
-    say("\n".join(picture(stream, driven=run.holder is not None, limit=limit, marks=marks())))
+    say("\n".join(picture(stream, open=_open(run), limit=limit, marks=marks())))
+
+
+def _open(run: RunInfo) -> str:
+    """What is said of what hasn't ended in it."""
+    if run.holder is not None:
+        return "under way"
+    return {"running": "interrupted", "waiting": "waiting"}.get(run.status, "not completed")
 
 
 def shown(event: events.Event) -> dict[str, Any]:
@@ -127,8 +134,7 @@ def _line(event: events.Event, story: Story) -> words.Line | None:
         case events.RunStarted():
             return words.Line(f"began ({words.text(event.run_id, 200)})")
         case events.RunEnded():
-            good = event.stop_reason is None or story.runs[event.run_id].completed
-            return words.Line(", ".join(words.ended(event, good, 200)), not good)
+            return words.ended(event, story.runs[event.run_id].completed, 200)
         case events.IterationStarted():
             return words.Line("began")
         case events.ToolStarted():

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from loopguard import _events as events
 from loopguard._amounts import amount, plain
+from loopguard._outcomes import StopReason
 from loopguard._tree import took
 from loopguard._usage import Usage
 from loopguard.journal._rows import plain as unpacked
@@ -118,14 +119,14 @@ def modelled(event: events.ModelCalled, limit: int | None) -> list[str]:
     return [*how, *cost, *(["partial"] if event.partial else []), lasted(event.duration)]
 
 
-def ended(event: events.RunEnded, completed: bool, limit: int | None) -> list[str]:
+def ended(event: events.RunEnded, completed: bool, limit: int | None) -> Line:
     """Why a run ended."""
     if event.stop_reason is None:
-        return [lasted(event.duration)]
-    why = f"{'completed' if completed else 'stopped'}: {event.stop_reason}"
-    if event.error is not None:
-        why += f": {failure(event.error, limit)}"
-    return [lasted(event.duration), why]
+        return Line("over")
+    if event.stop_reason is StopReason.WAITING:
+        return Line("waits for a person")
+    why = f": {failure(event.error, limit)}" if event.error is not None else ""
+    return Line(f"{'completed' if completed else 'stopped'}: {event.stop_reason}{why}", not completed)
 
 
 def said(event: events.Event, limit: int | None) -> Line | None:

@@ -101,10 +101,13 @@ def first_broken(run_id: str, rows: Iterable[Row]) -> int | None:
     """The number of the first event that is not what was written, or None."""
     before = first_link(run_id)
     for seq, row in enumerate(rows, 1):
-        erased = row.payload is None or row.salt is None
-        if row.seq != seq or row.digest != next_link(before, row.header, row.payload_hash):
-            return seq
-        if not erased and row.payload_hash != _payload_hash(row.salt or b"", row.payload or b"", row.state):
+        try:
+            whole = row.seq == seq and row.digest == next_link(before, row.header, row.payload_hash)
+            if whole and row.payload is not None and row.salt is not None:  # not erased
+                whole = row.payload_hash == _payload_hash(row.salt, row.payload, row.state)
+        except TypeError:  # a text, say, where bytes were
+            whole = False
+        if not whole:
             return seq
         before = row.digest
     return None
