@@ -19,6 +19,7 @@ from loopguard._pipeline import Ask, Effect, EffectTimeout, Sleep, Steps
 from loopguard._run import Run
 from loopguard.exceptions import LoopGuardError, ToolCallRefused
 from loopguard.journal._answers import Answer, Question, answered, opened, sealed
+from loopguard.journal._protocol import STOP
 from loopguard.redaction import redact_error
 
 if TYPE_CHECKING:
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["INSIDE", "Matter", "Questions"]
 
-INSIDE: ContextVar[str | None] = ContextVar("loopguard_journal_call", default=None)
-"""The key of the recorded call whose body is running."""
+INSIDE: ContextVar[tuple[str, ...]] = ContextVar("loopguard_journal_calls", default=())
+"""The keys of the recorded calls that we are inside of, the outermost first."""
 POLL = 0.1
 """Seconds between two looks for an answer that is waited for in place."""
 DRAIN = 30.0
@@ -69,8 +70,8 @@ class Questions:
         """What answers about inputs and uncertain calls must be signed with: an Inbox of the run has the key."""
         self._times: Counter[tuple[str, str | None]] = Counter()
         self._used: set[str] = set()
-        self._flying: dict[str, str | None] = {}
-        """The calls whose bodies are running, and the calls that made them."""
+        self._flying: set[str] = set()
+        """The calls whose bodies are running, and the model calls."""
         self._blocked: set[str] = set()
         """Those of them that wait for a parked one."""
         self._draining = 0
@@ -178,14 +179,16 @@ class Questions:
             listener(event)
 
     def collect(self, run: Run) -> None:
-        """Take up what was said of uncertain calls since the run was left: its counters depend on it."""
-        story = self._recorder.story
+        """Take up what came by mail since the run was left, and can't wait: a stop, and what is said of uncertain
+        calls, since the counters depend on it."""
+        story, mail = self._recorder.story, self._mail()
+        if STOP in mail:
+            run.stop(stop_reason(mail[STOP]))
         open_ones = {
             name: asked
             for name, asked in story.questions.items()
             if asked.kind == "uncertain" and name not in story.answers
         }
-        mail = self._mail() if open_ones else {}
         for name, asked in open_ones.items():
             answer = self._read(mail.get(name), asked, self.key)
             if answer is not None:
@@ -237,10 +240,7 @@ class Questions:
         reason = f"{matter.why}. The run {goes_on}. (For people: answer {question_id}{matter.hint})"
         recorder.latch(f"the run {root.name!r} {goes_on}", matter.code)
         with self._changed:
-            above = INSIDE.get()
-            while above is not None and above not in self._blocked:
-                self._blocked.add(above)
-                above = self._flying.get(above)
+            self._blocked.update(INSIDE.get())
             self._changed.notify_all()
         yield Ask(self._drain, matter.drain, blocking=True)
         guardrail = "journal" if matter.kind == "uncertain" else "Inbox"
@@ -248,13 +248,13 @@ class Questions:
 
     # -- other calls in flight -------------------------------------------------------------------
 
-    def took_off(self, key: str, parent: str | None) -> None:
+    def took_off(self, key: str) -> None:
         """A body begins, or a model is asked."""
-        self._flying[key] = parent
+        self._flying.add(key)
 
     def landed(self, key: str) -> None:
         """It is over."""
-        self._flying.pop(key, None)
+        self._flying.discard(key)
         if self._draining:
             with self._changed:
                 self._changed.notify_all()
@@ -263,8 +263,8 @@ class Questions:
         with self._changed:
             self._draining += 1
             try:
-                if not self._changed.wait_for(lambda: self._blocked.issuperset(list(self._flying)), limit):
-                    left = len(set(self._flying) - self._blocked)
+                if not self._changed.wait_for(lambda: self._flying.copy() <= self._blocked, limit):
+                    left = len(self._flying - self._blocked)
                     _log.warning("%d calls were still running when the run was parked, %g s later", left, limit)
             finally:
                 self._draining -= 1

@@ -11,7 +11,8 @@ from typing import Any
 
 from loopguard import _events as events
 from loopguard._call import ASYNC, ASYNC_GENERATOR, GENERATOR, Tool, ToolCall, new_id
-from loopguard._pipeline import Ask, Effect, Invoke, Proceed, Steps
+from loopguard._halting import came_through
+from loopguard._pipeline import LOCK, Ask, Effect, Invoke, Proceed, Steps
 from loopguard._run import Run
 from loopguard.exceptions import CheckpointError, LeaseLost, ToolCallRefused
 from loopguard.journal._asking import INSIDE, Matter, Questions, stop_reason
@@ -93,11 +94,11 @@ class Recorder:
         self._queue.append((event, payload, state, lost))
         self._drain()
         if isinstance(event, events.ToolStarted):
-            self.questions.took_off(event.key or event.call_id, event.parent_call)
+            self.questions.took_off(event.key or event.call_id)
         elif isinstance(event, events.ToolFinished):
             self.questions.landed(event.key or event.call_id)
         elif isinstance(event, events.ModelStarted):
-            self.questions.took_off(event.call_id, INSIDE.get())
+            self.questions.took_off(event.call_id)
         elif isinstance(event, events.ModelCalled):
             self.questions.landed(event.call_id)
         elif isinstance(event, events.IterationReturned):
@@ -370,7 +371,7 @@ class Recorder:
             call.yielded = []
             call.fn = functools.partial(Noting if tool.colour == GENERATOR else AsyncNoting, call.fn, call.yielded)
         else:
-            inside = INSIDE.set(key)
+            inside = INSIDE.set((*INSIDE.get(), key))
         try:
             result = yield from proceed(call)
         except Exception:
@@ -394,7 +395,7 @@ class Recorder:
             "occurrence": number,
             "owner_id": owner.id,
             "owner_iteration": owner.iteration,
-            "parent_call": INSIDE.get(),
+            "parent_call": next(reversed(INSIDE.get()), None),
             "key": f"{owner.id}:{owner.iteration}:{digest[:32]}:{number}{unique}",
         }
 
@@ -454,6 +455,7 @@ class Recorder:
         finished = record.finished
         outcome = finished.outcome if finished is not None else "returned"
         call.run.emit(events.ToolReplayed, call_id=call.id, tool=call.name, key=record.key, outcome=outcome)
+        self._passes(call, finished)
         error: BaseException | None = None
         result: Any = None
         items: list[Any] = []
@@ -475,6 +477,18 @@ class Recorder:
         if error is not None:
             yield Ask(_raise, error)  # by the driver, which lets a StopIteration through
         return result
+
+    @staticmethod
+    def _passes(call: ToolCall, finished: events.ToolFinished | None) -> None:
+        """It counts as it did when it ran: it ends a row of refusals, and the first of its kind is news."""
+        if finished is not None and finished.error is not None and unwound(data_of(finished.error)):
+            return
+        if call.plan.root.restless:
+            came_through(call.plan.chain, call.provider_id)
+        if call.place["occurrence"] == 1 and not call.tool.repeatable:
+            with LOCK:
+                for run in call.plan.chain:
+                    run.news += 1
 
     def _read_items(self, finished: events.ToolFinished, codec: Codec, tool: Tool) -> list[Any]:
         if finished.items is None:
