@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import doctest
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +13,7 @@ from loopguard import Guard, MaxSteps
 from tests.cli.agents import fetches, spends
 from tests.cli.conftest import Command
 
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 strict = Guard(MaxSteps(1))
 """What --guard loads."""
 
@@ -82,3 +86,12 @@ def test_the_demo_needs_no_store(command: Command, monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("LOOPGUARD_STORE", raising=False)
     told = json.loads(command("demo", "--json").out)
     assert told["events"][-1]["stop_reason"] == "until"
+
+
+def test_the_readme_shows_what_the_demo_draws(command: Command, store: str) -> None:
+    """Line by line, but for ids and times, and what is left out."""
+    picture = next(
+        text for text in re.findall(r"```text\n(.*?)```", README, flags=re.DOTALL) if "model scripted" in text
+    )
+    told = re.sub(r"[\d.]+ ms|run_\w+|…", "...", picture)
+    assert doctest.OutputChecker().check_output(told, command("demo").out, doctest.ELLIPSIS)
