@@ -107,11 +107,10 @@ class _Replay:
         if not any(isinstance(limit, LoopLimit) for limit in limits):
             limits.append(LoopLimit())
         self._guard = Guard(*limits, mode="observe")
-        self._last = {(e.run_id, e.call_id): e.attempt for e in stream if isinstance(e, events.ToolStarted)}
-        """The last attempt of each call."""
+        self._followed = _followed(stream)
         self._runs: dict[str, Run] = {}
         self._tools: dict[Any, Tool] = {}
-        self._calls: dict[tuple[str, str], ToolCall] = {}
+        self._calls: dict[tuple[str, str], tuple[ToolCall, events.ToolStarted]] = {}
         self._models: dict[str, _Recorded] = {}
         self._reserved: Mapping[str, Decimal] = {}
         """What the call that is being admitted reserved."""
@@ -163,7 +162,7 @@ class _Replay:
 
     def _RunResumed(self, event: events.RunResumed) -> None:  # noqa: N802  # named after its event
         """What was under way then is over: tools give back their step, models may have been billed."""
-        for call in self._calls.values():
+        for call, _ in self._calls.values():
             call.plan.undo(call)
         for model in self._models.values():
             model.lost()
@@ -182,12 +181,12 @@ class _Replay:
         place = event.run_id, event.call_id
         before = self._calls.get(place)
         if event.attempt > 1 and before is not None:
-            call, _ = before.plan.again(before)
+            call, _ = before[0].plan.again(before[0])
         else:
             self._seen += 1
             call = self._call(event)
             call.plan.admit(call)
-        self._calls[place] = call
+        self._calls[place] = call, event
         call.plan.start(call)
 
     def _call(self, event: events.ToolStarted) -> ToolCall:
@@ -219,9 +218,9 @@ class _Replay:
 
     def _ToolFinished(self, event: events.ToolFinished) -> None:  # noqa: N802  # named after its event
         place = event.run_id, event.call_id
-        call = self._calls.get(place)
-        if call is None:
+        if place not in self._calls:
             return
+        call, started = self._calls[place]
         result, error = shown(event.result), shown(event.error)
         if event.items is not None:
             result = [shown(event.items), result]
@@ -229,7 +228,7 @@ class _Replay:
             error = rebuilt(error)
         call.reported = _exact(event.charged)
         call.plan.settle(call, event.outcome, result, error)
-        if event.attempt >= self._last[place]:
+        if id(started) not in self._followed:
             call.plan.finish(call, result, error)
             del self._calls[place]
 
@@ -283,6 +282,19 @@ class _Recorded(ModelCall):
 
     def _start_span(self) -> Span:
         return INVALID_SPAN
+
+
+def _followed(stream: Iterable[events.Event]) -> set[int]:
+    """The ids of the started attempts that another attempt of the same call follows."""
+    found: set[int] = set()
+    latest: dict[tuple[str, str], events.ToolStarted] = {}
+    for event in stream:
+        if isinstance(event, events.ToolStarted):
+            place = event.run_id, event.call_id
+            if event.attempt > 1 and place in latest:
+                found.add(id(latest[place]))
+            latest[place] = event
+    return found
 
 
 def _afresh(limit: Any, timer: Any) -> Any:

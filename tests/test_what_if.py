@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -364,6 +366,14 @@ def test_two_objects_are_not_taken_for_one(store: str) -> None:
 
     book = recorded(store, body).events("r")
     assert what_if(book, Guard(LoopLimit(1))).first is None
+
+
+def test_erased_arguments_are_not_taken_for_the_same(store: str) -> None:
+    """Of what was erased nobody can say that it was repeated."""
+    book = recorded(store, fetch_four)
+    with contextlib.closing(sqlite3.connect(store.removeprefix("sqlite:///"), isolation_level=None)) as db:
+        db.execute("UPDATE events SET payload = NULL, salt = NULL")
+    assert what_if(book.events("r"), Guard(LoopLimit(1))).first is None
 
 
 def test_an_interrupted_call_gives_back_its_step(store: str) -> None:

@@ -23,7 +23,7 @@ from loopguard.journal._rows import PAYLOAD, Stored, first_broken, read_events
 from loopguard.journal._states import State
 from loopguard.journal._writer import Writer
 
-__all__ = ["OpenJournal", "open"]
+__all__ = ["OpenJournal", "Reading", "open"]
 
 _UNFINISHED = ("running", "waiting", "error", "cancelled")
 """The states of runs that may go on."""
