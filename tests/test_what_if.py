@@ -218,7 +218,7 @@ def stage() -> Iterator[Stage]:
 
 
 @settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
 @given(script=SCRIPTS, limits=LIMITS)
 @example(script=[[Call("free", 0, 0)] * 9], limits=[])  # the default LoopLimit counts

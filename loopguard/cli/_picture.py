@@ -73,7 +73,7 @@ class _Drawing:
                 node = _Node(words.called(event.tool, event.arguments, self._limit), open=self._open)
                 if event.attempt > 1:
                     node.parts.append(f"attempt {event.attempt}")
-                self._put(event, node, self._calls.get(event.parent_call))
+                self._put(event, node, self._calls.get(event.parent_call or ""))
                 self._calls[event.key] = self._calls[event.run_id, event.call_id] = node
             case events.ToolFinished():
                 node = self._over(event, event.call_id, words.finished(event), event.outcome in words.FAILED)

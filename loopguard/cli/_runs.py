@@ -17,6 +17,7 @@ from loopguard.cli._output import columns, emit, marks, moment, say
 from loopguard.cli._picture import picture
 from loopguard.journal import OpenJournal, RunInfo
 from loopguard.journal._fold import Story
+from loopguard.redaction import display_name
 from loopguard.telemetry._log import event_data
 
 __all__ = ["runs", "show", "tail"]
@@ -36,7 +37,7 @@ def runs(
 ) -> None:
     """List the runs of a store, the latest first."""
     wanted = [
-        run for run in opened(store).runs() if (not status or run.status == status) and (not name or run.name == name)
+        run for run in opened(store).runs() if status in (None, run.status, _status(run)) and name in (None, run.name)
     ]
     listed = wanted[:limit] if limit else wanted
     if json:
@@ -105,8 +106,8 @@ def tail(run: RunId, store: Store = None, json: Json = False) -> None:
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     root = story.root
-    if root is None or root.ended is None:
-        say(f"{run} was interrupted: nobody drives it any more") if not json else None
+    if (root is None or root.ended is None) and not json:
+        say(f"{run} was interrupted: nobody drives it any more")
     raise typer.Exit(0 if root is not None and root.completed else STOPPED)
 
 
@@ -140,7 +141,7 @@ def _line(event: events.Event, story: Story) -> words.Line | None:
         case events.ToolStarted():
             return words.Line(f"{words.called(event.tool, event.arguments, 100)} began")
         case events.ToolFinished():
-            text = words.text(event.tool, 200) + words.outcome(event, 100)
+            text = display_name(event.tool) + words.outcome(event, 100)
             return words.Line(", ".join([text, *words.finished(event)]), event.outcome in words.FAILED)
         case events.ModelStarted():
             return words.Line(f"model {words.text(event.model, 200)} began")

@@ -92,9 +92,9 @@ def answered(event: events.QuestionAnswered, limit: int | None) -> str:
 def failure(error: Any, limit: int | None) -> str:
     """An exception as it is recorded."""
     data = unpacked(error)
-    if isinstance(data, dict):
-        return f"{text(data.get('type'), 200)}: {text(data.get('text') or '', limit)}".rstrip(": ")
-    return f"{type(data).__name__}: {text(data, limit)}".rstrip(": ")
+    if not isinstance(data, dict):
+        return "what was erased"
+    return f"{text(data.get('type'), 200)}: {text(data.get('text') or '', limit)}".rstrip(": ")
 
 
 def outcome(event: events.ToolFinished, limit: int | None) -> str:
@@ -144,6 +144,8 @@ def said(event: events.Event, limit: int | None) -> Line | None:
             return Line(f"{asked(event, limit)} ({text(event.question_id, 200)})")
         case events.QuestionAnswered():
             return Line(f"? {text(event.kind, 200)}: {answered(event, limit)}")
+        case events.VerdictGiven() if event.verdict is None:  # erased
+            return Line(f"{text(event.by, 200)} says what was erased")
         case events.VerdictGiven():
             passed = {True: "yes", False: "no", None: "undecided"}[event.verdict.passed]
             return Line(f"{text(event.by, 200)} says {passed}{because(event.verdict.reason, limit)}")

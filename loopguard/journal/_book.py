@@ -282,6 +282,6 @@ def _plain(event: Event) -> Event:
         value = getattr(event, name)
         if isinstance(value, Stored):
             changes[name] = value.show()
-        elif name == "verdict" and isinstance(value.value, Stored):
+        elif name == "verdict" and value is not None and isinstance(value.value, Stored):
             changes[name] = replace(value, value=value.value.show())
     return replace(event, **changes) if changes else event

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
+import sqlite3
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,6 +61,7 @@ def test_an_interrupted_run_is_told_from_one_under_way(command: Command, store: 
     writer.kill()
     writer.communicate()
     assert "interrupted" in command("runs").out
+    assert len(json.loads(command("runs", "--status", "interrupted", "--json").out)) == 1
 
 
 # -- show ------------------------------------------------------------------------------------------
@@ -187,6 +190,34 @@ def test_what_others_wrote_cannot_steer_the_terminal(command: Command, store: st
     assert "more characters" in printed[2]
     assert len(printed[2]) < 5_000
     assert all(r"\x1b" in text or r"\u001b" in text for text in printed if text is not printed[7])
+
+
+def test_what_was_erased_is_told_as_such(command: Command, store: str) -> None:
+    """A run whose payloads are gone is still drawn, followed, counted and verified."""
+
+    @tool(cost=0.25)
+    def broken(n: int) -> None:
+        raise ValueError
+
+    @loop(max=1, evaluate=lambda n: Verdict(True, "good"))
+    def agent(n: int) -> int:
+        try:
+            broken(n)
+        except ValueError:
+            fetch(n)
+        return n
+
+    agent.run(0, run_id="r1")
+    with contextlib.closing(sqlite3.connect(store.removeprefix("sqlite:///"), isolation_level=None)) as db:
+        db.execute("UPDATE events SET payload = NULL, salt = NULL")
+    lines = drawn(command("show", "r1").out).splitlines()
+    assert lines[2:] == [
+        "   ├─ ✗ broken() raised what was erased · … ms",
+        "   ├─ fetch() · $0.25 · … ms",
+        "   └─ <lambda> says what was erased",
+    ]
+    for arguments in (["tail", "r1"], ["show", "r1", "--json"], ["spend"], ["verify"], ["what-if", "r1", "--usd", "1"]):
+        assert command(*arguments).code == 0, arguments
 
 
 def test_secrets_are_masked(command: Command, store: str) -> None:
