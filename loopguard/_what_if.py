@@ -111,6 +111,10 @@ class _Replay:
         self._runs: dict[str, Run] = {}
         self._tools: dict[Any, Tool] = {}
         self._calls: dict[tuple[str, str], tuple[ToolCall, events.ToolStarted]] = {}
+        self._open: dict[str | None, events.ToolStarted] = {}
+        """The calls that interruptions gave back, by key."""
+        self._asked: dict[str, str | None] = {}
+        """The keys of the calls that questions are about."""
         self._models: dict[str, _Recorded] = {}
         self._reserved: Mapping[str, Decimal] = {}
         """What the call that is being admitted reserved."""
@@ -162,8 +166,9 @@ class _Replay:
 
     def _RunResumed(self, event: events.RunResumed) -> None:  # noqa: N802  # named after its event
         """What was under way then is over: tools give back their step, models may have been billed."""
-        for call, _ in self._calls.values():
+        for call, started in self._calls.values():
             call.plan.undo(call)
+            self._open[started.key] = started
         for model in self._models.values():
             model.lost()
         self._calls, self._models = {}, {}
@@ -232,11 +237,17 @@ class _Replay:
             call.plan.finish(call, result, error)
             del self._calls[place]
 
+    def _QuestionAsked(self, event: events.QuestionAsked) -> None:  # noqa: N802  # named after its event
+        self._asked[event.question_id] = event.call_id
+
     def _QuestionAnswered(self, event: events.QuestionAnswered) -> None:  # noqa: N802  # named after its event
         """A call that an interruption gave back has run after all."""
-        if event.decision == "ran":
-            for run in self._runs[event.run_id].chain:
-                run.steps += 1
+        started = self._open.get(self._asked.get(event.question_id))
+        if event.decision == "ran" and started is not None:
+            run = self._runs[started.run_id]
+            for each in run.chain:
+                each.steps += 1
+            run.charge(tuple(_exact(started.reserved).items()))
 
     def _ModelStarted(self, event: events.ModelStarted) -> None:  # noqa: N802  # named after its event
         self._seen += 1

@@ -29,6 +29,7 @@ from loopguard import (
     RateLimit,
     Retry,
     ToolCallRefused,
+    Usage,
     WrapTool,
     charge,
     current_run,
@@ -38,7 +39,9 @@ from loopguard import (
     tool,
     what_if,
 )
+from loopguard import _events as events
 from loopguard.journal import _writer
+from loopguard.journal._fold import fold
 from loopguard.testing import MessagesServer
 
 # -- a scripted run --------------------------------------------------------------------------------
@@ -399,6 +402,43 @@ def test_an_interrupted_call_gives_back_its_step(store: str) -> None:
     said = what_if(book.events("r"), Guard(MaxSteps(root.steps)))
     assert said.first is None
     assert said.all_spent == {unit: Decimal(spent) / 10**18 for unit, spent in root.spent.items() if spent}
+
+
+def test_what_an_interruption_leaves_open_counts_as_it_does_on_resume() -> None:
+    """A tool gives back its step, until a person says that it ran; a model may have been billed."""
+    at: dict[str, Any] = {"run_id": "r", "at": 1.0}
+    cost = {"usd": Decimal("0.5")}
+    sent: dict[str, Any] = {**at, "tool": "send", "arguments": {}, "reserved": cost, "key": "k", "digest": "d"}
+    stream = [
+        events.RunStarted(**at, name="agent", kind="loop"),
+        events.ToolStarted(**sent, call_id="c1"),
+        events.ModelStarted(**at, call_id="m1", model="m", reserved={"usd": Decimal(2), "tokens": Decimal(7)}),
+        events.RunResumed(**at),
+        events.QuestionAsked(**at, question_id="q", kind="uncertain", call_id="k", tool="send", arguments={}),
+        events.QuestionAnswered(**at, question_id="q", kind="uncertain", tool="send", decision="ran"),
+        events.ModelCalled(**at, call_id="batch", model="m", usage=Usage(), charged=cost, cost=Decimal("0.5")),
+    ]
+    root = fold(stream).root
+    assert root is not None
+    assert root.steps == 1
+    assert what_if(stream, Guard()).all_spent == {unit: Decimal(spent) / 10**18 for unit, spent in root.spent.items()}
+    once_more = [*stream, events.ToolStarted(**{**sent, "digest": "e"}, call_id="c2")]
+    assert what_if(once_more, Guard(MaxSteps(2))).first is None
+    assert what_if(once_more, Guard(MaxSteps(1))).calls == 2
+
+
+def test_generators_are_known_by_what_they_yield(store: str) -> None:
+    """A repeat that yields something else is new."""
+    pages = itertools.count()
+
+    @tool
+    def stream() -> Iterator[int]:
+        yield next(pages)
+
+    def body(n: int) -> int:
+        return sum(sum(stream()) for _ in range(6))
+
+    assert what_if(recorded(store, body).events("r"), Guard(LoopLimit(2))).first is None
 
 
 def test_what_is_no_guard_is_an_error(store: str) -> None:
