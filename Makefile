@@ -33,9 +33,10 @@ coverage: $(VENV)/.dev ## run the tests, at least 95 % covered
 
 check: lint types coverage ## lint, types, and the tests with coverage
 
-bench: $(VENV)/.dev ## measure what a guarded call costs
+bench: $(VENV)/.dev ## measure what a guarded call costs, and how long the command takes
 	$(BIN)/python benchmarks/bench.py
 	$(BIN)/python benchmarks/metering.py
+	$(BIN)/python benchmarks/cli.py
 
 mutate: $(VENV)/.dev ## plant faults and count those that the tests miss
 	$(BIN)/python tests/mutation/run.py

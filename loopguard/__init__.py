@@ -66,6 +66,7 @@ from loopguard.telemetry import configure_telemetry
 
 if _TYPE_CHECKING:
     from loopguard import journal, testing
+    from loopguard._what_if import what_if
 
 __all__ = [
     "AlreadyDecided",
@@ -129,11 +130,19 @@ __all__ = [
     "testing",
     "tool",
     "typing",
+    "what_if",
 ]
 
 
 def __getattr__(name: str) -> object:
-    """`loopguard.journal` and `loopguard.testing` are loaded when they are first asked for."""
+    """What not every program uses is loaded when it is first asked for."""
     if name in ("journal", "testing"):
         return _import_module(f"loopguard.{name}")
+    if name == "what_if":
+        return _import_module("loopguard._what_if").what_if
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """What is there, and what can be asked for."""
+    return sorted({*globals(), *__all__})

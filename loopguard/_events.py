@@ -140,6 +140,8 @@ class ToolStarted(Event):
     arguments: Mapping[str, Any]
     reserved: Mapping[str, Decimal]
     attempt: int = 1
+    repeatable: bool | None = None
+    """True where LoopLimit never counts it."""
     # of a run that is kept in a journal: what a resumed run finds the call again by
     digest: str | None = None
     """The strict digest of tool, self and arguments as they were asked for."""

@@ -24,7 +24,7 @@ GUARDRAILS = {
     "Timeout",
     "WrapTool",
 }
-HELPERS = {"Approval", "Inbox", "PriceBook", "Usage", "ask_in_terminal", "charge", "meter"}
+HELPERS = {"Approval", "Inbox", "PriceBook", "Usage", "ask_in_terminal", "charge", "meter", "what_if"}
 PLACES = {"configure", "configure_telemetry", "current_call", "current_run"}
 SUBMODULES = {"conditions", "context", "evaluators", "journal", "judges", "telemetry", "testing", "typing"}
 PROMISED = DECORATORS | GUARDRAILS | HELPERS | PLACES | SUBMODULES | {*_outcomes.__all__, *exceptions.__all__}

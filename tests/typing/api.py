@@ -29,6 +29,7 @@ from loopguard import (
     loop,
     result_of,
     tool,
+    what_if,
 )
 from loopguard.typing import Codec
 
@@ -267,3 +268,13 @@ def check_errors() -> None:
     except ValueError as error:
         if (partial := result_of(error)) is not None:
             assert_type(partial.run_id, str)
+
+
+def check_what_if() -> None:
+    """What a policy would have said is data."""
+    said = what_if(journal.open("sqlite:///runs.db").events("order-42"), guard)
+    assert_type(said.calls, int)
+    assert_type(said.saved, dict[str, Decimal])
+    assert_type(str(said), str)
+    if said.first is not None:
+        assert_type(said.first.code, str)
