@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import keyword
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
@@ -78,7 +78,8 @@ def what_if(recorded: Iterable[events.Event], guard: Guard) -> WhatIf:
     approver would have said, or a Retry changed, nobody knows. Where the guard lists no LoopLimit the default one
     counts, as it does in any run. A call that would have had to wait, or to ask for more, counts as refused.
 
-    Raises ConfigurationError for what is no Guard, and JournalError for events that begin with no run.
+    Raises ConfigurationError for what is no Guard, and for a budget of a period, which depends on other runs; and
+    JournalError for events that begin with no run.
     """
     if not isinstance(guard, Guard):
         raise ConfigurationError(f"what_if(guard={guard!r}): give a Guard")
@@ -308,8 +309,13 @@ def _followed(stream: Iterable[events.Event]) -> set[int]:
     return found
 
 
-def _afresh(limit: Any, timer: Any) -> Any:
+def _afresh(limit: Any, timer: Callable[[], float]) -> Any:
     """The limit with nothing counted yet, by the clock of the record."""
+    if getattr(limit, "per", "run") not in ("run", "iteration"):
+        raise ConfigurationError(
+            f"what_if({limit!r}): what it allows depends on other runs, too, and a question about the past must not "
+            f"touch its ledger: give limits per run"
+        )
     return limit.on_clock(timer) if hasattr(limit, "on_clock") else limit
 
 

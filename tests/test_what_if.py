@@ -447,6 +447,14 @@ def test_what_is_no_guard_is_an_error(store: str) -> None:
         what_if([], MaxSteps(3))  # type: ignore[arg-type]  # the point
 
 
+def test_a_budget_of_a_period_is_an_error(store: str) -> None:
+    """What it would have said depends on other runs, and its ledger is in use."""
+    budget = Budget(usd=1)
+    budget.per = "day"  # type: ignore[assignment,misc]  # as one of a day is
+    with pytest.raises(ConfigurationError, match="limits per run"):
+        what_if(recorded(store, fetch_four).events("r"), Guard(budget))
+
+
 def test_events_of_no_run_are_an_error(store: str) -> None:
     """Neither an empty list, nor one that begins in the middle, is a run."""
     book = recorded(store, fetch_four).events("r")
