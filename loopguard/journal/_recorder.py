@@ -207,11 +207,17 @@ class Recorder:
         """The run is over: write the last events, and let others take it over."""
         self.writer.release(self.lease, status)
 
+    def delete(self) -> None:
+        """Forget the run, which is over."""
+        self.writer.use(lambda journal: journal.delete(self.lease.run_id))
+
     # -- runs ------------------------------------------------------------------------------------
 
     def describe(self, run: Run, codec: Codec) -> None:
-        """States of this run are written by this codec."""
-        self._codecs[run.id] = Growing(codec)
+        """States of this run are written by this codec from now on."""
+        known = self._codecs.get(run.id)
+        if known is None or known.codec is not codec:
+            self._codecs[run.id] = Growing(codec)
 
     def resume(self, number: int | None, ended: events.RunEnded | None) -> None:
         """The outermost loop goes on with this iteration, run again as far as it had come.
