@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from loopguard import conditions, context, evaluators, judges, telemetry, typing
 from loopguard._call import ToolCall, current_call
 from loopguard._config import configure
+from loopguard._flow import Flow, await_input, step
 from loopguard._guard import Guard, tool
 from loopguard._loop import loop
 from loopguard._outcomes import (
@@ -79,6 +80,7 @@ __all__ = [
     "CircuitBreaker",
     "ConfigurationError",
     "EvaluationFailed",
+    "Flow",
     "Guard",
     "Iteration",
     "JournalError",
@@ -111,6 +113,7 @@ __all__ = [
     "Verdict",
     "WrapTool",
     "ask_in_terminal",
+    "await_input",
     "charge",
     "conditions",
     "configure",
@@ -124,6 +127,7 @@ __all__ = [
     "loop",
     "meter",
     "result_of",
+    "step",
     "telemetry",
     "testing",
     "tool",

@@ -13,18 +13,27 @@ from loopguard import _events as events
 from loopguard._amounts import SCALE, decimal
 from loopguard._config import settings
 from loopguard._fingerprints import strict
+from loopguard._loop_options import Body, LoopOptions
 from loopguard._outcomes import TRANSITIONS, Iteration, LoopResult, LoopState, StopReason, Verdict
 from loopguard._usage import Usage
 from loopguard.exceptions import ConfigurationError, RunConflict
 
 if TYPE_CHECKING:
-    from loopguard._loop_options import Body, LoopOptions
     from loopguard._loop_run import LoopRun
     from loopguard.journal._codec import Codec
     from loopguard.journal._fold import Pass, RunStory
     from loopguard.journal._recorder import Recorder
 
-__all__ = ["PENDING", "code_of", "codec_of", "open_loop", "runs_that_are", "store_of", "verdict_of"]
+__all__ = [
+    "PENDING",
+    "codec_of",
+    "needed_store",
+    "open_loop",
+    "results_of",
+    "runs_that_are",
+    "store_of",
+    "verdict_of",
+]
 
 _log = logging.getLogger("loopguard")
 
@@ -189,19 +198,18 @@ def codec_of(options: LoopOptions, done: int) -> Codec:
     Of a loop: by the annotations of its parameter and of what it returns. Of a flow: by what the step before it
     returns, and the next one takes; where neither says, as the state before.
     """
-    from loopguard.journal._codec import codec_for, hints_of
+    from loopguard.journal._codec import codec_for
 
     bodies = options.bodies
     if options.kind == "loop":
-        found = [_hint_of_state(options), hints_of(options.fn).get("return")]
+        found = [_taken(options), _returned(options)]
     else:
-        found = [hints_of(bodies[done - 1].fn).get("return")] if done else []
-        found += [_hint_of_state(bodies[done])] if done < len(bodies) else []
-    found = [hint for hint in found if hint is not None]
-    if options.kind == "flow":
-        found = [hint for hint in found if hint is not Any] or found
-        if not found and done:
+        found = [_returned(bodies[done - 1]) if done else None, _taken(bodies[done]) if done < len(bodies) else None]
+        known = [hint for hint in found if hint is not None]
+        if not known and done:
             return codec_of(options, done - 1)
+        found = [hint for hint in known if hint is not Any]  # a step that takes anything says nothing of it
+    found = [hint for hint in found if hint is not None]
     if len(found) == 2 and found[0] != found[1]:
         try:
             return codec_for(found[0] | found[1])
@@ -210,11 +218,23 @@ def codec_of(options: LoopOptions, done: int) -> Codec:
     return codec_for(found[0] if found else Any)
 
 
-def _hint_of_state(body: Body) -> Any:
+def _taken(body: Body) -> Any:
+    """The annotation of the parameter that carries the state, or None."""
     from loopguard.journal._codec import hints_of
 
+    inner = getattr(body.fn, "_options", None)
+    if isinstance(inner, LoopOptions):  # a loop or a flow is the step
+        return _taken(inner.bodies[0])
     parameter = body.state_parameter(body.takes_self and "self" in body.signature.parameters)
     return hints_of(body.fn).get(parameter.name) if parameter is not None else None
+
+
+def _returned(body: Body) -> Any:
+    """The annotation of what it returns, or None."""
+    from loopguard.journal._codec import hints_of
+
+    inner = getattr(body.fn, "_options", None)
+    return _returned(inner.bodies[-1]) if isinstance(inner, LoopOptions) else hints_of(body.fn).get("return")
 
 
 def code_of(options: LoopOptions) -> str | None:
@@ -321,12 +341,29 @@ def _result(loop: LoopRun, recorded: RunStory) -> LoopResult[Any]:
 
 def runs_that_are(options: LoopOptions, status: str) -> list[str]:
     """The ids of this loop's runs that are pending or waiting, the oldest first."""
-    store = store_of(options)
-    if store is None:
-        raise ConfigurationError(f"{options.name} has no store: give store=, or LOOPGUARD_STORE")
     from loopguard.journal._open import writer_of
 
     wanted = ("waiting",) if status == "waiting" else ("running", "cancelled", "error")
-    runs = writer_of(store, settings.durability).use(lambda journal: journal.runs())
+    runs = writer_of(needed_store(options), settings.durability).use(lambda journal: journal.runs())
     found = [run for run in runs if run.name == options.name and run.status in wanted and run.holder is None]
     return [run.run_id for run in reversed(found)]
+
+
+def needed_store(options: LoopOptions) -> Any:
+    """Where its runs are kept; ConfigurationError if nowhere."""
+    store = store_of(options)
+    if store is None:
+        raise ConfigurationError(f"{options.name} has no store: give store=, or LOOPGUARD_STORE")
+    return store
+
+
+def results_of(options: LoopOptions, run_id: str) -> list[Any]:
+    """What the accepted iterations of a run came to, in order, as far as its journal tells."""
+    from loopguard.journal._book import open as open_book
+
+    recorded = open_book(needed_store(options)).story(run_id).root
+    passes = sorted(recorded.passes.items()) if recorded is not None else []
+    accepted = [each for _, each in passes if each.accepted]
+    return [
+        codec_of(options, done).decode((each.final or each.returned).text()) for done, each in enumerate(accepted, 1)
+    ]

@@ -29,6 +29,8 @@ class Body:
     """Whether an exception counts as a rejected value, which is the next attempt's feedback."""
     call: Any = None
     """How a step is called with the state; a loop's function is called as whoever began the run would."""
+    steps: Any = None
+    """Of a body that isn't a function but effects: (run, state) to a generator of them."""
 
     def __init__(self, fn: Any, what: str, name: Any, state: Any = None) -> None:
         check_callable(fn, what)

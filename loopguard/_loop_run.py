@@ -339,7 +339,10 @@ class LoopRun:
                 value = self.codec(self.completed + 1).decode(kept.returned.text())
             else:
                 try:
-                    value = yield self.invoke(body)
+                    if body.steps is None:
+                        value = yield self.invoke(body)
+                    else:
+                        value = yield from body.steps(run, self.value)
                 except Exception as exc:
                     if not self.retries(body, exc):
                         raise
@@ -621,7 +624,12 @@ class LoopRun:
             reason = StopReason.of_refusal(cause)
         self.move("stop")
         _log.warning(
-            "%s %s was stopped after %d iterations (%s): %s", self.run.kind, self.run.name, self.completed, reason, cause
+            "%s %s was stopped after %d iterations (%s): %s",
+            self.run.kind,
+            self.run.name,
+            self.completed,
+            reason,
+            cause,
         )
         return self.result(reason, cause)
 

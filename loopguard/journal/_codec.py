@@ -96,7 +96,7 @@ def hints_of(fn: Any) -> dict[str, Any]:
     """The annotations of a function, None as type(None); what can't be resolved as Unresolved."""
     while isinstance(fn, functools.partial):
         fn = fn.func
-    if not inspect.isroutine(fn) and not inspect.isclass(fn) and "__annotations__" not in getattr(fn, "__dict__", ()):
+    if not inspect.isroutine(fn) and not inspect.isclass(fn):
         fn = type(fn).__call__
     space = {**getattr(fn, "__globals__", {}), **_closure(fn)}
     return {name: _resolved(hint, space) for name, hint in getattr(fn, "__annotations__", {}).items()}
