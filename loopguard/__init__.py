@@ -14,6 +14,8 @@ from loopguard._call import ToolCall, current_call
 from loopguard._config import configure
 from loopguard._flow import Flow, await_input, step
 from loopguard._guard import Guard, tool
+from loopguard._handoff import dispatch, receive_dispatch
+from loopguard._llm import llm
 from loopguard._loop import loop
 from loopguard._outcomes import (
     Iteration,
@@ -121,11 +123,14 @@ __all__ = [
     "context",
     "current_call",
     "current_run",
+    "dispatch",
     "evaluators",
     "journal",
     "judges",
+    "llm",
     "loop",
     "meter",
+    "receive_dispatch",
     "result_of",
     "step",
     "telemetry",

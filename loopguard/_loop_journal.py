@@ -30,8 +30,10 @@ __all__ = [
     "needed_store",
     "open_loop",
     "results_of",
+    "returned_hint",
     "runs_that_are",
     "store_of",
+    "taken_hint",
     "verdict_of",
 ]
 
@@ -202,9 +204,12 @@ def codec_of(options: LoopOptions, done: int) -> Codec:
 
     bodies = options.bodies
     if options.kind == "loop":
-        found = [_taken(options), _returned(options)]
+        found = [taken_hint(options), returned_hint(options)]
     else:
-        found = [_returned(bodies[done - 1]) if done else None, _taken(bodies[done]) if done < len(bodies) else None]
+        found = [
+            returned_hint(bodies[done - 1]) if done else None,
+            taken_hint(bodies[done]) if done < len(bodies) else None,
+        ]
         known = [hint for hint in found if hint is not None]
         if not known and done:
             return codec_of(options, done - 1)
@@ -218,23 +223,23 @@ def codec_of(options: LoopOptions, done: int) -> Codec:
     return codec_for(found[0] if found else Any)
 
 
-def _taken(body: Body) -> Any:
+def taken_hint(body: Body) -> Any:
     """The annotation of the parameter that carries the state, or None."""
     from loopguard.journal._codec import hints_of
 
     inner = getattr(body.fn, "_options", None)
     if isinstance(inner, LoopOptions):  # a loop or a flow is the step
-        return _taken(inner.bodies[0])
+        return taken_hint(inner.bodies[0])
     parameter = body.state_parameter(body.takes_self and "self" in body.signature.parameters)
     return hints_of(body.fn).get(parameter.name) if parameter is not None else None
 
 
-def _returned(body: Body) -> Any:
+def returned_hint(body: Body) -> Any:
     """The annotation of what it returns, or None."""
     from loopguard.journal._codec import hints_of
 
     inner = getattr(body.fn, "_options", None)
-    return _returned(inner.bodies[-1]) if isinstance(inner, LoopOptions) else hints_of(body.fn).get("return")
+    return returned_hint(inner.bodies[-1]) if isinstance(inner, LoopOptions) else hints_of(body.fn).get("return")
 
 
 def code_of(options: LoopOptions) -> str | None:
