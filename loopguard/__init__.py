@@ -64,7 +64,7 @@ from loopguard.guardrails import (
     WrapTool,
 )
 from loopguard.metering import PriceBook, meter
-from loopguard.questions import ask_in_terminal
+from loopguard.questions import Inbox, ask_in_terminal
 from loopguard.telemetry import configure_telemetry
 
 if _TYPE_CHECKING:
@@ -84,6 +84,7 @@ __all__ = [
     "EvaluationFailed",
     "Flow",
     "Guard",
+    "Inbox",
     "Iteration",
     "JournalError",
     "JudgeError",

@@ -15,6 +15,7 @@ from loopguard import _events as events
 from loopguard._amounts import decimals, plain
 from loopguard._call import CURRENT, ToolCall
 from loopguard._halting import came_through, check_halted, refused
+from loopguard._outcomes import only_refusals
 from loopguard._pipeline import LOCK, EffectTimeout, Invoke, Proceed, Steps
 from loopguard._warn import warn
 from loopguard.exceptions import LoopHalted, ToolCallRefused, ToolTimeout
@@ -371,7 +372,9 @@ class Admission:
         elif isinstance(error, ToolTimeout) and error is call.timed_out:
             outcome = "timed_out"
         else:
-            outcome = "raised"
+            cause = only_refusals(error)
+            parked = isinstance(cause, ToolCallRefused) and cause.code in ("waiting", "uncertain")
+            outcome = "parked" if parked else "raised"
         self.settle(call, outcome, None, error)
 
     def settle(self, call: ToolCall, outcome: str, result: Any, error: BaseException | None) -> None:
@@ -405,7 +408,7 @@ class Admission:
     @staticmethod
     def _charged(call: ToolCall, outcome: str) -> dict[str, int]:
         reported = call.reported or {}
-        if outcome == "raised":
+        if outcome in ("raised", "parked"):
             return dict(reported)
         # unknown what a cancelled or timed out body did: it pays its estimate, or more if it said so
         if outcome in ("cancelled", "timed_out"):
@@ -526,6 +529,8 @@ def invoke(call: ToolCall) -> Steps:
         plan.start(call)
         if plan.run.recorder is not None:
             yield plan.run.recorder.commit(call.tool.colour)
+            if plan.root.alarm and (refusal := plan.latched()) is not None:
+                raise plan.refuse(call, refusal)
         result = yield Invoke(call, plan.timeout)
     except EffectTimeout:
         assert plan.timeout is not None

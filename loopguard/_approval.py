@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeGuard
 
 from loopguard import _events as events
 from loopguard._call import new_id, structural_copy
@@ -13,7 +13,7 @@ from loopguard._pipeline import Ask, Effect, EffectTimeout
 from loopguard._run import Run
 from loopguard.exceptions import ConfigurationError, LoopGuardError
 
-__all__ = ["Approval", "Question", "Subject", "ask"]
+__all__ = ["Approval", "Keeper", "Question", "Subject", "ask", "is_keeper", "read_answer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,31 +95,57 @@ class Subject(Protocol):
         ...
 
 
+class Keeper(Protocol):
+    """An approver that keeps its questions itself, where they outlive the process: an Inbox."""
+
+    def keep(
+        self, subject: Any, run: Run, kind: str, digest: str | None, timeout: float | None
+    ) -> Generator[Effect, Any, Approval]:
+        """The answer, waited for in place or found when the run was resumed; else the refusal that parks the run."""
+        ...
+
+
+def is_keeper(approver: Any) -> TypeGuard[Keeper]:
+    """Whether the approver keeps its questions itself."""
+    return callable(getattr(type(approver), "keep", None))
+
+
 def ask(
-    approver: Callable[[Any], Any], subject: Subject, run: Run, kind: str, timeout: float | None
+    approver: Callable[[Any], Any], subject: Subject, run: Run, kind: str, digest: str | None, timeout: float | None
 ) -> Generator[Effect, Any, Approval]:
     """The approver's answer about the subject; the clocks of the run stand still meanwhile.
 
     Raises EffectTimeout when nobody answered in time, and whatever the approver raised: never a yes.
     """
+    run.asking()
+    try:
+        if is_keeper(approver):
+            return (yield from approver.keep(subject, run, kind, digest, timeout))
+        return (yield from _ask(approver, subject, run, kind, digest, timeout))
+    finally:
+        run.asked()
+
+
+def _ask(
+    approver: Callable[[Any], Any], subject: Subject, run: Run, kind: str, digest: str | None, timeout: float | None
+) -> Generator[Effect, Any, Approval]:
     question = subject.question = Question(run)
-    arguments = subject.arguments
     run.emit(
         events.QuestionAsked,
         question_id=question.id,
         kind=kind,
         call_id=subject.id,
         tool=subject.name,
-        arguments=arguments,
+        arguments=subject.arguments,
+        digest=digest,
     )
     started = time.monotonic()
     decision, answer = "error", None
-    run.asking()
     try:
         said = yield Ask(approver, subject, blocking=True, timeout=timeout)
         if timeout is not None and time.monotonic() - started > timeout:
             raise EffectTimeout
-        answer = _read(said)
+        answer = read_answer(said)
         decision = answer.decision
         return answer
     except EffectTimeout:
@@ -127,7 +153,6 @@ def ask(
         raise
     finally:
         question.over = True
-        run.asked()
         run.emit(
             events.QuestionAnswered,
             question_id=question.id,
@@ -138,10 +163,11 @@ def ask(
             reason=answer.reason if answer is not None else None,
             by=answer.by if answer is not None else None,
             arguments=answer.arguments if answer is not None else None,
+            grant=answer.grant if answer is not None else "once",
         )
 
 
-def _read(said: Any) -> Approval:
+def read_answer(said: Any) -> Approval:
     """What an approver returned, read strictly: only True, Approval and (True, reason) can be a yes."""
     if said is True:
         return Approval.approve()

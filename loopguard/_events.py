@@ -168,7 +168,7 @@ class ToolFinished(Event):
     call_id: str
     tool: str
     outcome: str
-    """returned, raised, timed_out, cancelled or closed (a generator left early)."""
+    """returned, raised, timed_out, cancelled, closed (a generator left early), or parked: it is run again on resume."""
     charged: Mapping[str, Decimal]
     overrun: bool = False
     """True when more was charged than had been reserved."""
@@ -267,6 +267,12 @@ class QuestionAsked(Event):
     call_id: str | None
     tool: str | None
     arguments: Mapping[str, Any]
+    digest: str | None = None
+    """The strict digest of tool, self and arguments: what the answer is about."""
+    prompt: str | None = None
+    """What is asked for, of an input."""
+    expires_at: float | None = None
+    """Until when an answer counts, in seconds since the epoch; None as long as the run waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,13 +283,17 @@ class QuestionAnswered(Event):
     kind: str
     tool: str | None
     decision: str
-    """approve, deny, edit, timeout or error."""
+    """approve, deny, edit, timeout or error; of an uncertain call ran or not_run; given, of an input."""
     duration: float = 0.0
     """Seconds that it was open."""
     reason: str | None = None
     by: str | None = None
     arguments: Mapping[str, Any] | None = None
-    """What the arguments were edited to."""
+    """What the arguments were edited to; of an uncertain call and an input, {"result": …}."""
+    grant: str = "once"
+    """once, or run: for this tool and these arguments as long as the run lasts."""
+    mac: str | None = None
+    """What the answer was signed with, where it was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,7 +338,7 @@ def redacted(event: Event) -> Event:
         payload = getattr(event, name, None)
         if payload is not None and not isinstance(event, ToolRefused if name == "value" else ()):
             changes[name] = redact(payload)
-    for name in ("reason", "feedback"):
+    for name in ("reason", "feedback", "prompt"):
         text = getattr(event, name, None)
         if isinstance(text, str):
             changes[name] = redact_text(text)

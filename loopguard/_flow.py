@@ -17,6 +17,7 @@ from loopguard._run import Run
 from loopguard._threads import in_thread
 from loopguard.budgets import Budget
 from loopguard.exceptions import ConfigurationError, RunConflict
+from loopguard.questions.inbox import key_of
 from loopguard.redaction import check_id
 
 __all__ = ["Flow", "Step", "await_input", "step"]
@@ -277,12 +278,13 @@ class Flow(Runnable):
     def _give(self, run_id: str, value: Any, by: str | None) -> None:
         from loopguard.journal import open as open_book
 
-        book = open_book(needed_store(self._own))
-        asked = [one.id for one in book.questions() if one.run_id == run_id and one.kind == "input"]
+        book = open_book(needed_store(self._own), key=key_of(self._own.guards))
+        asked = [one for one in book.questions("all") if one.run_id == run_id and one.kind == "input"]
+        asked = [one for one in asked if one.status == "pending"] or asked[-1:]
         if len(asked) != 1:
-            which = f"for several: {', '.join(asked)}; answer each by journal.answer" if asked else "for no input"
-            raise RunConflict(f"resume_with: the run {run_id!r} of {self.name!r} waits {which}")
-        book.answer(asked[0], value, by=by)
+            several = f"for several: {', '.join(one.id for one in asked)}; answer each by journal.answer"
+            raise RunConflict(f"the run {run_id!r} of {self.name!r} waits {several if asked else 'for no input'}")
+        book.answer(asked[0].id, value, by=by)
 
     def results(self, run: str | LoopResult[Any]) -> dict[str, Any]:
         """{name of a step: what it returned} of the steps that were completed, in order.

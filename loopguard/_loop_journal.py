@@ -17,6 +17,7 @@ from loopguard._loop_options import Body, LoopOptions
 from loopguard._outcomes import TRANSITIONS, Iteration, LoopResult, LoopState, StopReason, Verdict
 from loopguard._usage import Usage
 from loopguard.exceptions import ConfigurationError, RunConflict
+from loopguard.questions.inbox import key_of
 
 if TYPE_CHECKING:
     from loopguard._loop_run import LoopRun
@@ -128,6 +129,7 @@ def _begin(loop: LoopRun, recorder: Recorder, codec: Codec, resume: bool) -> boo
         # its first event was never written: there is no state to begin with
         raise RunConflict(f"the run {run.id!r} was begun, but nothing of it was written: start it again with its state")
     recorder.describe(run, codec)
+    recorder.questions.key = key_of(run.guards)
     run.recorder = recorder
     run.listeners = (recorder.record, *run.listeners)
     run.place = _told(loop, digest)
@@ -139,6 +141,7 @@ def _begin(loop: LoopRun, recorder: Recorder, codec: Codec, resume: bool) -> boo
             _log.warning("the code of %s has changed since the run %s was begun", run.name, run.id)
         run.emit(events.RunResumed, code=code)
         story.add(events.RunResumed(run_id=run.id, at=time.time(), code=code))
+        recorder.questions.collect(run)
         run.raised = {**story.raised, **run.raised}
         _restore(loop, recorded)
         run.started_at -= story.elapsed

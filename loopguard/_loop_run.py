@@ -274,6 +274,9 @@ class LoopRun:
         """What a plain call returns: never the untouched argument in the guise of a result."""
         result = self.outcome
         assert result is not None
+        if result.stop_reason is StopReason.WAITING:
+            text = f"{result.name} waits for a person, and goes on with {result.name}.resume({result.run_id!r})"
+            raise LoopStopped(result, text) from result.error
         if self.options.kind == "flow" and not result.completed:
             raise LoopStopped(result) from result.error
         if not self.completed and result.stop_reason is not StopReason.EVALUATION_FAILED:

@@ -7,6 +7,7 @@ import contextvars
 import functools
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -104,3 +105,18 @@ def exporter(provider: TracerProvider) -> InMemorySpanExporter:
     exporter = InMemorySpanExporter()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     return exporter
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[str]:
+    """The URL of an empty store; its file is let go of after the test."""
+    from loopguard.journal import _writer
+
+    yield f"sqlite:///{tmp_path / 'runs.db'}"
+    _writer.close_writers()
+
+
+@pytest.fixture
+def ran() -> list[str]:
+    """What really ran, in order."""
+    return []

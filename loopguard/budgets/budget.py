@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Literal, Protocol
 
@@ -215,9 +216,11 @@ class _Cap:
     def _ask(self, question: _Extension, call: Costed) -> Generator[Effect, Any, None]:
         assert self.budget.extend is not None
         try:
-            answer = yield from ask(self.budget.extend, question, call.run, "extension", None)
+            answer = yield from ask(self.budget.extend, question, call.run, "extension", question.digest, None)
             self._decide(self._granted(answer), answer.reason)
-        except (ToolCallRefused, ConfigurationError):
+        except ToolCallRefused as refusal:  # the run is parked
+            raise call.plan.refuse(call, refusal) if isinstance(call, ToolCall) else refusal  # noqa: B904
+        except ConfigurationError:
             raise
         except Exception as exc:  # the approver is the user's: whatever it raises isn't a yes
             self._decide(0, f"the approver failed: {redact_error(exc)}")
@@ -254,6 +257,9 @@ class _Extension:
     def __init__(self, cap: _Cap, call: Costed) -> None:
         self.id = new_id("extension")
         self.run = call.run
+        self.idempotency_key = f"{cap.run.id}:{cap.unit}:{decimal(cap.limit)}"
+        """Where it stands in its run, for an approver that keeps its questions."""
+        self.digest = hashlib.sha256(f"{cap.budget.name} {self.idempotency_key}".encode()).hexdigest()
         self.question: Any = None
         self.over = False
         self.arguments = {

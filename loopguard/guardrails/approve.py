@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 from loopguard._admission import mismatch
-from loopguard._approval import Approval, ask
+from loopguard._approval import Approval, ask, is_keeper
 from loopguard._call import CURRENT, Tool, ToolCall, structural_copy
 from loopguard._pipeline import LOCK, Effect, EffectTimeout, Proceed, Steps
 from loopguard._run import Run
@@ -69,8 +69,20 @@ def _record(approver: ApproveTool, run: Run, digest: str) -> _Record:
                 unsettled = (old for old, record in list(records.items()) if record.answer is None)
                 for old in list(islice(unsettled, REMEMBERED)):
                     del records[old]
-            records[digest] = _Record()
+            records[digest] = _remembered(run, digest)
         return records[digest]
+
+
+def _remembered(run: Run, digest: str) -> _Record:
+    """What a resumed run has in its journal about this call, from iterations that are over."""
+    record = _Record()
+    if run.recorder is not None and run.recorder.story.questions:
+        record.asked, said, news = run.recorder.questions.said_before(digest)
+        if said is not None and (said.grant == "run" or said.decision == "deny"):
+            if said.decision in ("approve", "deny"):
+                record.answer = Approval(said.decision, said.reason, None, said.grant, said.by)
+                record.news = -1 if news else run.news
+    return record
 
 
 def approvals(tool: Tool, entries: Sequence[tuple[ApproveTool, Run]]) -> Callable[[ToolCall, Proceed], Steps]:
@@ -172,7 +184,7 @@ def _answer(approver: ApproveTool, run: Run, call: ToolCall, digest: str) -> Gen
     if record.asked >= MAX_QUESTIONS:
         raise _denied(call, f"it was asked about {MAX_QUESTIONS} times in this run already")
     record.asked += 1
-    answer = yield from _ask(approver, call)
+    answer = yield from _ask(approver, call, digest)
     latched = call.plan.latched() if call.plan.root.alarm else None
     if latched is not None:
         raise call.plan.refuse(call, latched)
@@ -186,13 +198,15 @@ def _answer(approver: ApproveTool, run: Run, call: ToolCall, digest: str) -> Gen
     return answer
 
 
-def _ask(approver: ApproveTool, call: ToolCall) -> Generator[Effect, Any, Approval]:
+def _ask(approver: ApproveTool, call: ToolCall, digest: str) -> Generator[Effect, Any, Approval]:
     """The answer, or the refusal that stands for none: it fails closed."""
     try:
-        return (yield from ask(approver.approver, call, call.run, "approval", approver.timeout))
+        return (yield from ask(approver.approver, call, call.run, "approval", digest, approver.timeout))
     except ConfigurationError:
         raise
     except Exception as exc:  # the approver is the user's: whatever it raises isn't a yes
+        if isinstance(exc, ToolCallRefused) and is_keeper(approver.approver):
+            raise call.plan.refuse(call, exc) from None
         latched = call.plan.latched()
         if latched is not None:  # it gave up, since the run was stopped
             raise call.plan.refuse(call, latched) from exc

@@ -12,8 +12,9 @@ each commit waits for the disk, and a power loss loses nothing either.
 
 from __future__ import annotations
 
+from loopguard.journal._answers import Answer, Question
 from loopguard.journal._book import OpenJournal, open  # noqa: A004  # journal.open reads like gzip.open
 from loopguard.journal._export import read_export
 from loopguard.journal._protocol import Journal, Lease, Row, RunInfo
 
-__all__ = ["Journal", "Lease", "OpenJournal", "Row", "RunInfo", "open", "read_export"]
+__all__ = ["Answer", "Journal", "Lease", "OpenJournal", "Question", "Row", "RunInfo", "open", "read_export"]

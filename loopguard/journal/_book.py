@@ -8,36 +8,41 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from loopguard._events import Event, QuestionAnswered, QuestionAsked
-from loopguard.exceptions import AlreadyDecided, JournalError, RunConflict, RunNotFound
+from pydantic_core import from_json
+
+from loopguard._approval import read_answer
+from loopguard._events import Event, QuestionAsked
+from loopguard.exceptions import AlreadyDecided, JournalError, LoopGuardError, RunConflict, RunNotFound
+from loopguard.journal._answers import Answer, Question, answered, check_key, opened, sealed
 from loopguard.journal._codec import shown
 from loopguard.journal._export import TORN, line, records
 from loopguard.journal._fold import Story, fold
-from loopguard.journal._holders import me
 from loopguard.journal._open import check_store, writer_of
-from loopguard.journal._protocol import Journal, Row, RunInfo
-from loopguard.journal._rows import PAYLOAD, Stored, first_broken, first_link, read_events, write_event
+from loopguard.journal._protocol import STOP, Journal, Row, RunInfo
+from loopguard.journal._rows import PAYLOAD, Stored, first_broken, read_events
 
 __all__ = ["OpenJournal", "open"]
 
 _LIVE = ("running", "waiting")
+_INTERRUPTED = ("error", "cancelled")
 
 
 def open(  # noqa: A001  # journal.open reads like gzip.open
     url: str | Journal, key: bytes | None = None
 ) -> OpenJournal:
-    """The journal at a URL, such as ``sqlite:///runs.db``. ``key`` will sign answers; it isn't used yet.
+    """The journal at a URL, such as ``sqlite:///runs.db``. ``key`` signs answers: give the one that the Inbox has.
 
     Raises ConfigurationError for what is no store, and JournalError for a file that can't be read.
     """
-    return OpenJournal(check_store(url, "journal.open(url"))
+    return OpenJournal(check_store(url, "journal.open(url"), check_key(key, "journal.open(key=…)"))
 
 
 class OpenJournal:
     """See `open`."""
 
-    def __init__(self, store: Any) -> None:
+    def __init__(self, store: Any, key: bytes | None = None) -> None:
         self._writer = writer_of(store)
+        self._key = key
         self._writer.use(lambda journal: None)  # what can't be opened says so now
 
     def runs(self) -> list[RunInfo]:
@@ -52,69 +57,106 @@ class OpenJournal:
         """What those events come to: counters, iterations, calls."""
         return fold(read_events(self._rows(run_id)))
 
-    def questions(self, status: str = "pending") -> list[QuestionAsked]:
-        """The questions of runs that wait for a person: ``pending`` ones, ``answered`` ones, or ``all``."""
-        if status not in ("pending", "answered", "all"):
-            raise JournalError(f"questions(status={status!r}): ask for pending, answered or all")
-        found: list[QuestionAsked] = []
-        for run in reversed(self.runs()):
-            if status == "pending" and run.status not in _LIVE:
-                continue
-            story = self.story(run.run_id)
-            for question_id, question in story.questions.items():
-                if status == "all" or (question_id in story.answers) == (status == "answered"):
-                    found.append(_plain(question))  # type: ignore[arg-type]  # of the same class
-        return found
+    # -- questions -------------------------------------------------------------------------------
 
-    def answer(self, question_id: str, decision: str, *, result: Any = None, by: str | None = None) -> None:
-        """Say what became of an uncertain call: ``ran``, with the result that it returned, or ``not_run``.
+    def questions(self, status: str = "pending") -> list[Question]:
+        """The questions of runs that go on or wait, the oldest first: ``pending``, ``answered`` or ``expired`` ones.
 
-        A call that has run is answered with that result when the run is resumed, one that hasn't is run then.
-        Raises AlreadyDecided the second time, and RunConflict while the run is being driven.
+        ``all`` gives those of runs that are over, too.
         """
-        if decision not in ("ran", "not_run"):
-            raise JournalError(f"answer({decision!r}): say 'ran' or 'not_run'")
-        run_id, question, story = self._question(question_id)
-        if question_id in story.answers:
-            raise AlreadyDecided(f"{question_id} was answered already: {story.answers[question_id].decision}")
-        arguments = {"result": result} if decision == "ran" else None
-        said = QuestionAnswered(
-            run_id=question.run_id,
-            at=time.time(),
-            iteration=question.iteration,
-            question_id=question_id,
-            kind=question.kind,
-            tool=question.tool,
-            decision=decision,
-            by=by,
-            arguments=arguments,
-        )
-        self._append(run_id, said)
+        if status not in ("pending", "answered", "expired", "all"):
+            raise JournalError(f"questions(status={status!r}): ask for pending, answered, expired or all")
+        found = [
+            question
+            for run in self.runs()
+            if status == "all" or run.status in _LIVE
+            for question, _ in self._asked(run)
+            if status in ("all", question.status)
+        ]
+        return sorted(found, key=lambda question: question.asked_at)
 
-    def _question(self, question_id: str) -> tuple[str, QuestionAsked, Story]:
+    def question(self, question_id: str) -> Question:
+        """One question. JournalError where there is none: its run may be gone."""
+        return self._find(question_id)[1]
+
+    def answer(
+        self, question_id: str, answer: Any, *, result: Any = None, by: str | None = None, allow_hidden: bool = False
+    ) -> Question:
+        """Answer a question, once; the run takes the answer up where it waits, or when it is resumed.
+
+        - an approval or a budget's extension: an `Approval`, or True, False or ``(bool, reason)``;
+        - an uncertain call: ``"ran"``, with the ``result`` that it returned, or ``"not_run"``;
+        - an input: the value, as JSON data.
+
+        ``by`` says who answered, as they say themselves. Where something in the question is hidden, a yes needs
+        ``allow_hidden=True``. Raises AlreadyDecided the second time and when it has expired, RunConflict when its run
+        is over, and JournalError for a question that isn't there, and an answer that doesn't fit it.
+        """
+        run, question, asked = self._find(question_id)
+        said = _read(question, answer, result, by)
+        if question.hidden and said.decision in ("approve", "edit") and not allow_hidden:
+            raise JournalError(
+                f"something in {question_id} is hidden, and a yes would be about what can't be seen: look at the "
+                f"arguments elsewhere, and approve with allow_hidden=True (--allow-hidden)"
+            )
+        if question.answer is not None:
+            raise AlreadyDecided(f"{question_id} was answered already: {_told(question.answer)}")
+        if question.status == "expired":
+            raise AlreadyDecided(f"{question_id} has expired: nobody answered in time, and the call was refused")
+        if run.status not in _LIVE:
+            raise RunConflict(f"the run {run.run_id!r} is over ({run.status}): nothing waits for this answer")
+        body = sealed(said, asked, self._key)
+        before = self._writer.use(lambda journal: journal.mail(run.run_id)).get(question_id)
+        if before is not None and opened(before, asked, self._key) is not None:
+            before = None  # only what isn't an answer, by this key, may be replaced
+        there = self._writer.use(lambda journal: journal.post(run.run_id, question_id, body, before))
+        if there != body:
+            other = opened(there, asked, self._key)
+            raise AlreadyDecided(f"{question_id} was answered already: {_told(other) if other else 'by somebody'}")
+        return replace(question, status="answered", answer=said)
+
+    def stop(
+        self, run_id: str | None = None, reason: str = "stopped by a person", *, by: str | None = None
+    ) -> list[str]:
+        """Ask a run to stop, or (None) all that are under way; their ids.
+
+        The process that drives it notices at its next step; one that nobody drives ends as soon as it is resumed.
+        """
+        runs = self.runs()
+        if run_id is not None:
+            runs = [run for run in runs if run.run_id == run_id]
+            if not runs:
+                raise RunNotFound(f"there is no run {run_id!r}")
+            if runs[0].status not in (*_LIVE, *_INTERRUPTED):
+                raise RunConflict(f"the run {run_id!r} is over ({runs[0].status}): there is nothing to stop")
+        body = shown({"reason": reason, "by": by, "at": time.time()})
+        stopped = [run.run_id for run in runs if run.status in (*_LIVE, *_INTERRUPTED)]
+        for name in stopped:
+            self._writer.use(lambda journal, name=name: journal.post(name, STOP, body))  # type: ignore[misc]  # bound now
+        return stopped
+
+    def _find(self, question_id: str) -> tuple[RunInfo, Question, QuestionAsked]:
         for run in self.runs():
-            story = self.story(run.run_id)
-            if question_id in story.questions:
-                return run.run_id, story.questions[question_id], story
-        raise JournalError(f"there is no question {question_id!r}")
+            for question, asked in self._asked(run):
+                if question.id == question_id:
+                    return run, question, asked
+        raise JournalError(
+            f"there is no question {question_id!r}: look at the id again (loopguard pending); or its run was deleted"
+        )
 
-    def _append(self, run_id: str, event: QuestionAnswered) -> None:
-        """Add an event to a run that nobody drives, under a lease of its own."""
-
-        def work(journal: Journal) -> None:
-            status = next(run.status for run in journal.runs() if run.run_id == run_id)
-            lease = journal.acquire(run_id, "", me(), create=False)
-            try:
-                rows = list(journal.rows(run_id))
-                if any(_is_answer(one, event.question_id) for one in read_events(rows)):
-                    raise AlreadyDecided(f"{event.question_id} was answered already")
-                seq, before = (rows[-1].seq, rows[-1].digest) if rows else (0, first_link(run_id))
-                payload = {} if event.arguments is None else {"arguments": shown(event.arguments)}
-                journal.append([(lease, write_event(event, seq + 1, before, payload, None, {}))])
-            finally:
-                journal.release(lease, status)
-
-        self._writer.use(work)
+    def _asked(self, run: RunInfo) -> list[tuple[Question, QuestionAsked]]:
+        """The questions of one run, with what was said of them: in its journal, or by mail."""
+        story = self.story(run.run_id)
+        mail = self._writer.use(lambda journal: journal.mail(run.run_id)) if story.questions else {}
+        found = []
+        for name, asked in story.questions.items():
+            event = story.answers.get(name)
+            if event is not None:
+                answer: Answer | None = answered(event)
+            else:
+                answer = opened(mail[name], asked, self._key) if name in mail else None
+            found.append((Question.of(asked, run.run_id, run.name, answer), asked))
+        return found
 
     # -- checks and copies -----------------------------------------------------------------------
 
@@ -180,8 +222,29 @@ class OpenJournal:
         return self._writer.use(work)
 
 
-def _is_answer(event: Event, question_id: str) -> bool:
-    return isinstance(event, QuestionAnswered) and event.question_id == question_id
+def _read(question: Question, said: Any, result: Any, by: str | None) -> Answer:
+    """What was said, if it fits the question. JournalError otherwise."""
+    kind, now = question.kind, time.time()
+    if kind in ("approval", "extension"):
+        try:
+            return Answer.of(read_answer(said), by)
+        except LoopGuardError:
+            raise JournalError(
+                f"{question.id} is an {kind}: answer with Approval.approve(), .deny(reason) or .edit(arguments)"
+            ) from None
+    if kind == "input":
+        plain: Any = from_json(shown(said))
+        return Answer("given", result=plain, by=by, at=now)
+    if said not in ("ran", "not_run"):
+        raise JournalError(
+            f"{question.id} is about a call that may have run: answer 'ran', with its result, or 'not_run'"
+        )
+    return Answer(said, result=from_json(shown(result)) if said == "ran" else None, by=by, at=now)
+
+
+def _told(answer: Answer) -> str:
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(answer.at))
+    return f"{answer.decision}{f' by {answer.by}' if answer.by else ''}, {when}"
 
 
 def _plain(event: Event) -> Event:

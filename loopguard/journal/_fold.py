@@ -62,7 +62,8 @@ class Call:
     started: events.ToolStarted
     finished: events.ToolFinished | None = None
     open: bool = True
-    answer: events.QuestionAnswered | None = None
+    answer: Any = None
+    """What a person said of it, where it was uncertain: it has a `decision`."""
     times: int = 1
     """How often its body was begun; each time may end in a question of its own."""
 
@@ -99,7 +100,9 @@ class Story:
         self._by_call: dict[tuple[str, str], Call] = {}
         self._since: float | None = None
         self._last = 0.0
-        self._asked: dict[str, float] = {}
+        self._waiting: set[str] = set()
+        """The questions that are being waited for: the clock stands still."""
+        self._paused = 0.0
 
     @property
     def root(self) -> RunStory | None:
@@ -148,6 +151,9 @@ class Story:
         """What was under way then is over: tools give back their step, models may have been billed."""
         self.elapsed += max(0.0, self._last - (self._since or 0.0)) if self._last else 0.0
         self._since = event.at
+        if self._waiting:
+            self.elapsed -= max(0.0, self._last - self._paused)
+            self._waiting.clear()
         self.code = event.code
         for call in self.calls.values():
             if call.open:
@@ -228,16 +234,22 @@ class Story:
 
     def _QuestionAsked(self, event: events.QuestionAsked) -> None:  # noqa: N802  # named after its event
         self.questions[event.question_id] = event
-        self._asked[event.question_id] = event.at
+        if not self._waiting:
+            self._paused = event.at
+        self._waiting.add(event.question_id)
 
     def _QuestionAnswered(self, event: events.QuestionAnswered) -> None:  # noqa: N802  # named after its event
         self.answers[event.question_id] = event
         question = self.questions.get(event.question_id)
         if question is None:
             return
-        if question.kind != "uncertain":
-            self.elapsed -= max(0.0, event.at - self._asked.get(event.question_id, event.at))
-        elif event.decision == "ran":  # the step and the cost that the interruption gave back
+        if event.question_id in self._waiting:
+            self._waiting.discard(event.question_id)
+            if not self._waiting:
+                self.elapsed -= max(0.0, event.at - self._paused)
+        if (
+            event.kind == "uncertain" and event.decision == "ran"
+        ):  # the step and the cost that the interruption gave back
             self.step(question.run_id)
             call = self.calls.get(question.call_id or "")
             if call is not None:

@@ -8,8 +8,10 @@ from typing import Protocol
 
 from loopguard.journal._states import Delta
 
-__all__ = ["LEASE", "Journal", "Lease", "Row", "RunInfo"]
+__all__ = ["LEASE", "STOP", "Journal", "Lease", "Row", "RunInfo"]
 
+STOP = "stop"
+"""The name of the mail that asks a run to stop."""
 LEASE = 30.0
 """Seconds for which a run is held without a sign of life; a holder renews it three times as often."""
 
@@ -58,6 +60,8 @@ class Lease:
     """The number of the last event that is committed."""
     lost: bool = False
     """Whether another holder has taken over."""
+    stop: bytes | None = None
+    """The mail that asks the run to stop, once a commit has found it."""
 
 
 class Journal(Protocol):
@@ -71,7 +75,10 @@ class Journal(Protocol):
         ...
 
     def append(self, batch: Sequence[tuple[Lease, Row]]) -> None:
-        """Commit the rows, all at once. Marks leases that others have taken over as lost, and writes none of theirs."""
+        """Commit the rows, all at once. Marks leases that others have taken over as lost, and writes none of theirs.
+
+        Where the run has mail named STOP, its lease gets it.
+        """
         ...
 
     def renew(self, leases: Iterable[Lease]) -> None:
@@ -94,8 +101,19 @@ class Journal(Protocol):
         """The events of a run, in order."""
         ...
 
+    def post(self, run_id: str, name: str, body: bytes, instead_of: bytes | None = None) -> bytes:
+        """Leave mail for a run, whoever drives it, unless there is some of this name; what is there then.
+
+        ``instead_of``: put it in the place of exactly that. RunNotFound.
+        """
+        ...
+
+    def mail(self, run_id: str) -> dict[str, bytes]:
+        """The mail of a run, by name: answers to its questions, and STOP."""
+        ...
+
     def delete(self, run_id: str) -> None:
-        """Forget a run that nobody holds."""
+        """Forget a run that nobody holds, and its mail."""
         ...
 
     def close(self) -> None:

@@ -6,14 +6,16 @@ import functools
 import hashlib
 import threading
 from collections import Counter, defaultdict, deque
-from contextvars import ContextVar
+from collections.abc import Generator
 from typing import Any
 
 from loopguard import _events as events
 from loopguard._call import ASYNC, ASYNC_GENERATOR, GENERATOR, Tool, ToolCall, new_id
-from loopguard._pipeline import Ask, Invoke, Proceed, Steps
+from loopguard._halting import came_through
+from loopguard._pipeline import LOCK, Ask, Effect, Invoke, Proceed, Steps
 from loopguard._run import Run
 from loopguard.exceptions import CheckpointError, LeaseLost, ToolCallRefused
+from loopguard.journal._asking import INSIDE, Matter, Questions, stop_reason
 from loopguard.journal._codec import Codec, codec_for, hints_of, shown
 from loopguard.journal._errors import data_of, error_data, involved, rebuilt, unwound
 from loopguard.journal._fold import Call, RunStory, Story
@@ -25,9 +27,6 @@ from loopguard.journal._states import States
 from loopguard.journal._writer import Writer
 
 __all__ = ["Recorder"]
-
-_INSIDE: ContextVar[str | None] = ContextVar("loopguard_journal_call", default=None)
-"""The key of the recorded call whose body is running."""
 
 
 class Recorder:
@@ -63,6 +62,7 @@ class Recorder:
         """What the API answered in it, by request."""
         self._metered = False
         self._asked_live = False
+        self.questions = Questions(self)
 
     # -- writing ---------------------------------------------------------------------------------
 
@@ -93,7 +93,15 @@ class Recorder:
                 payload[name] = b"null"
         self._queue.append((event, payload, state, lost))
         self._drain()
-        if isinstance(event, events.IterationReturned):
+        if isinstance(event, events.ToolStarted):
+            self.questions.took_off(event.key or event.call_id)
+        elif isinstance(event, events.ToolFinished):
+            self.questions.landed(event.key or event.call_id)
+        elif isinstance(event, events.ModelStarted):
+            self.questions.took_off(event.call_id)
+        elif isinstance(event, events.ModelCalled):
+            self.questions.landed(event.call_id)
+        elif isinstance(event, events.IterationReturned):
             self._returned[event.run_id] = event.value
             self._passed(event)
         elif isinstance(event, events.IterationEnded):
@@ -168,8 +176,9 @@ class Recorder:
         try:
             self.writer.wait(self.lease, self._seq)
         except LeaseLost:
-            self._latch("another process has taken over")
+            self.latch("another process has taken over")
             raise
+        self._obey()
 
     async def settled_async(self) -> None:
         """The same, off the event loop."""
@@ -177,20 +186,27 @@ class Recorder:
         try:
             await self.writer.wait_async(self.lease, self._seq)
         except LeaseLost:
-            self._latch("another process has taken over")
+            self.latch("another process has taken over")
             raise
+        self._obey()
+
+    def _obey(self) -> None:
+        """Stop the run where somebody has asked for it."""
+        mail, self.lease.stop = self.lease.stop, None
+        if mail is not None:
+            self.run.stop(stop_reason(mail))
 
     def _tell(self) -> None:
         if self._trouble is not None:
             trouble, self._trouble = self._trouble, None
             raise trouble
 
-    def _latch(self, reason: str, code: str = "stopped") -> ToolCallRefused:
+    def latch(self, reason: str, code: str = "stopped") -> None:
+        """Refuse every later call of the run."""
         refusal = ToolCallRefused(code, "journal", "", reason, None, None, self.run.name, self.run.id)
         if self.run.latch is None:
             self.run.latch = refusal
         self.run.root.alarm = True
-        return refusal
 
     @property
     def head(self) -> str:
@@ -253,6 +269,10 @@ class Recorder:
             started = self.story.runs[owner].started
             owner, iteration = started.owner_id, started.owner_iteration
         return False
+
+    def runs_again(self, event: events.Event) -> bool:
+        """Whether it happened in the iteration that is run again."""
+        return self.resuming is not None and self._stands_in(event.run_id, event.iteration, self.run.id, self.resuming)
 
     def past_calls(self, run_id: str, number: int) -> list[tuple[str, bool]]:
         """The calls that a run and those inside it have made: (tool, whether in this iteration of it)."""
@@ -348,7 +368,7 @@ class Recorder:
         if self.resuming is not None or self._left:
             if plan.root.alarm and (latched := plan.latched()) is not None:
                 raise plan.refuse(call, latched)
-            record = self._recall(call)
+            record = yield from self._recall(call)
             if record is not None:
                 return (yield from self._replay(call, record))
         self._tools[key] = tool
@@ -357,7 +377,7 @@ class Recorder:
             call.yielded = []
             call.fn = functools.partial(Noting if tool.colour == GENERATOR else AsyncNoting, call.fn, call.yielded)
         else:
-            inside = _INSIDE.set(key)
+            inside = INSIDE.set((*INSIDE.get(), key))
         try:
             result = yield from proceed(call)
         except Exception:
@@ -366,7 +386,7 @@ class Recorder:
         finally:
             self._tools.pop(key, None)
             if inside is not None:
-                _INSIDE.reset(inside)
+                INSIDE.reset(inside)
         yield self.commit(tool.colour)
         return result
 
@@ -381,11 +401,11 @@ class Recorder:
             "occurrence": number,
             "owner_id": owner.id,
             "owner_iteration": owner.iteration,
-            "parent_call": _INSIDE.get(),
+            "parent_call": next(reversed(INSIDE.get()), None),
             "key": f"{owner.id}:{owner.iteration}:{digest[:32]}:{number}{unique}",
         }
 
-    def _recall(self, call: ToolCall) -> Call | None:
+    def _recall(self, call: ToolCall) -> Generator[Effect, Any, Call | None]:
         """The record that answers this call; None where it is to run. Parks the run where nobody knows."""
         tool = call.tool
         record = self._left.pop(call.place["key"], None)
@@ -396,16 +416,13 @@ class Recorder:
             if tool.idempotent:
                 return None
             why = "it was started, and nobody knows whether it came to its end"
-            return self._ask(call, record, why)
+            return (yield from self._ask(call, record, why))
         if tool.idempotent:
             return None
         like = [other for other in self._left.values() if other.started.tool == call.name]
         if like and (self._asked_live or not self._metered or not all(other.started.durable for other in like)):
-            return self._ask(
-                call,
-                None,
-                f"before the interruption {call.name} was called with other arguments, and may be the same call",
-            )
+            why = f"before the interruption {call.name} was called with other arguments, and may be the same call"
+            return (yield from self._ask(call, None, why))
         return None
 
     def _consume_inner(self, key: str) -> None:
@@ -415,35 +432,28 @@ class Recorder:
                 self._left.pop(inner, None)
                 self._consume_inner(inner)
 
-    def _ask(self, call: ToolCall, record: Call | None, why: str) -> Call | None:
+    def _ask(self, call: ToolCall, record: Call | None, why: str) -> Generator[Effect, Any, Call | None]:
         """What a person said of an uncertain call; the run is parked where nobody has yet."""
         key: str = call.place["key"]
-        times = record.times if record is not None else 0
-        question = f"question_{hashlib.sha256(f'{key} {times}'.encode()).hexdigest()[:16]}"
-        answer = self.story.answers.get(question)
-        if answer is not None:
-            if answer.decision == "ran":
-                started = record.started if record is not None else None
-                return Call(key, started or _as_started(call), None, False, answer)
+        matter = Matter(
+            kind="uncertain",
+            place=f"{key} {record.times if record is not None else 0}",
+            tool=call.name,
+            call_id=key,
+            arguments=call.arguments,
+            digest=call.place["digest"],
+            key=self.questions.key,
+            code="uncertain",
+            why=f"{call.name} was not run again: {why}",
+            hint=", or mark the tool @tool(idempotent=True) if running it twice does no harm",
+        )
+        try:
+            answer = yield from self.questions.ask(call.run, matter)
+        except ToolCallRefused as refusal:
+            raise call.plan.refuse(call, refusal) from None
+        if answer.decision != "ran":
             return None
-        if question not in self.story.questions:
-            call.run.emit(
-                events.QuestionAsked,
-                question_id=question,
-                kind="uncertain",
-                call_id=key,
-                tool=call.name,
-                arguments=call.arguments,
-            )
-        reason = (
-            f"{call.name} was not run again: {why}. The run waits until a person says what happened ({question}). "
-            f"(For people: journal.answer, or mark the tool @tool(idempotent=True) if running it twice does no harm.)"
-        )
-        self._latch(reason, "uncertain")
-        root = self.run
-        raise call.plan.refuse(
-            call, ToolCallRefused("uncertain", "journal", call.name, reason, None, None, root.name, root.id)
-        )
+        return Call(key, record.started if record is not None else _as_started(call), None, False, answer)
 
     def _replay(self, call: ToolCall, record: Call) -> Steps:
         """The outcome of the record: nothing runs, nothing is counted or charged again."""
@@ -451,13 +461,14 @@ class Recorder:
         finished = record.finished
         outcome = finished.outcome if finished is not None else "returned"
         call.run.emit(events.ToolReplayed, call_id=call.id, tool=call.name, key=record.key, outcome=outcome)
+        self._passes(call, finished)
         error: BaseException | None = None
         result: Any = None
         items: list[Any] = []
         result_codec, item_codec = codecs_of(tool)
         if finished is None:
             assert record.answer is not None
-            result = result_codec.decode(shown(_told(record.answer).get("result")))
+            result = result_codec.decode(shown(record.answer.result))
         else:
             items = self._read_items(finished, item_codec, tool)
             if finished.error is not None:
@@ -472,6 +483,18 @@ class Recorder:
         if error is not None:
             yield Ask(_raise, error)  # by the driver, which lets a StopIteration through
         return result
+
+    @staticmethod
+    def _passes(call: ToolCall, finished: events.ToolFinished | None) -> None:
+        """It counts as it did when it ran: it ends a row of refusals, and the first of its kind is news."""
+        if finished is not None and finished.error is not None and unwound(data_of(finished.error)):
+            return
+        if call.plan.root.restless:
+            came_through(call.plan.chain, call.provider_id)
+        if call.place["occurrence"] == 1 and not call.tool.repeatable:
+            with LOCK:
+                for run in call.plan.chain:
+                    run.news += 1
 
     def _read_items(self, finished: events.ToolFinished, codec: Codec, tool: Tool) -> list[Any]:
         if finished.items is None:
@@ -583,13 +606,6 @@ def _not_kept(tool: Tool, what: str, why: str) -> CheckpointError:
         f"{tool.name} has run, but its {what} could not be recorded ({why}), and it is not run twice: "
         f"annotate what it returns, or mark it @tool(idempotent=True)"
     )
-
-
-def _told(answer: events.QuestionAnswered) -> dict[str, Any]:
-    """What a person said that the call had returned: {"result": …}."""
-    given: Any = answer.arguments
-    data = given.show() if isinstance(given, Stored) else given
-    return data if isinstance(data, dict) else {}
 
 
 def _as_started(call: ToolCall) -> events.ToolStarted:

@@ -26,6 +26,7 @@ PAYLOAD = frozenset(
         "feedback",
         "items",
         "messages",
+        "prompt",
         "reason",
         "response",
         "result",
@@ -185,7 +186,7 @@ def _transition(value: Mapping[str, Any]) -> Transition:
     )
 
 
-_TEXTS = ("feedback", "reason", "digest")
+_TEXTS = ("feedback", "prompt", "reason", "digest")
 _READ: dict[str, Any] = {
     "charged": _amounts,
     "reserved": _amounts,

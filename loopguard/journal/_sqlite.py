@@ -12,7 +12,7 @@ from typing import Any
 
 from loopguard.exceptions import JournalError, RunConflict, RunNotFound
 from loopguard.journal._holders import is_gone, said
-from loopguard.journal._protocol import LEASE, Lease, Row, RunInfo
+from loopguard.journal._protocol import LEASE, STOP, Lease, Row, RunInfo
 from loopguard.journal._states import Delta
 
 __all__ = ["SQLiteJournal"]
@@ -33,12 +33,18 @@ MIGRATIONS = (
         PRIMARY KEY (run_id, seq)
     ) WITHOUT ROWID;
     """,
+    """
+    CREATE TABLE mail (
+        run_id TEXT NOT NULL, name TEXT NOT NULL, body BLOB NOT NULL, PRIMARY KEY (run_id, name)
+    ) WITHOUT ROWID;
+    """,
 )
 """What makes each version of the schema out of the one before; ``PRAGMA user_version`` counts them."""
 
 _INSERT = """
     INSERT OR IGNORE INTO events (run_id, seq, header, payload, salt, payload_hash, digest, base, head, tail, middle)
     SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ? WHERE EXISTS (SELECT 1 FROM runs WHERE run_id = ? AND fence = ?)
+    RETURNING (SELECT body FROM mail WHERE mail.run_id = events.run_id AND name = 'stop')
 """
 
 
@@ -152,11 +158,13 @@ class SQLiteJournal:
 
     def release(self, lease: Lease, status: str) -> None:
         """See `Journal`."""
-        with self._explained():
-            self._db.execute(
+        with self._explained(), self._transaction():
+            done = self._db.execute(
                 "UPDATE runs SET holder = NULL, expires = 0, status = ?, updated_at = ? WHERE run_id = ? AND fence = ?",
                 (status, self._clock(), lease.run_id, lease.fence),
             )
+            if done.rowcount:  # whoever asked it to stop has what they wanted
+                self._db.execute("DELETE FROM mail WHERE run_id = ? AND name = ?", (lease.run_id, STOP))
 
     # -- writing ---------------------------------------------------------------------------------
 
@@ -180,13 +188,36 @@ class SQLiteJournal:
         state = row.state
         delta = (None, None, None, None) if state is None else (state.base, state.head, state.tail, state.middle)
         values = (lease.run_id, row.seq, row.header, row.payload, row.salt, row.payload_hash, row.digest, *delta)
-        return self._db.execute(_INSERT, (*values, lease.run_id, lease.fence)).rowcount == 1
+        done = self._db.execute(_INSERT, (*values, lease.run_id, lease.fence)).fetchall()
+        if done and done[0][0] is not None:
+            lease.stop = bytes(done[0][0])
+        return bool(done)
 
     def delete(self, run_id: str) -> None:
         """See `Journal`."""
         with self._explained(), self._transaction():
             self._db.execute("DELETE FROM events WHERE run_id = ?", (run_id,))
+            self._db.execute("DELETE FROM mail WHERE run_id = ?", (run_id,))
             self._db.execute("DELETE FROM runs WHERE run_id = ?", (run_id,))
+
+    # -- mail ------------------------------------------------------------------------------------
+
+    def post(self, run_id: str, name: str, body: bytes, instead_of: bytes | None = None) -> bytes:
+        """See `Journal`."""
+        with self._explained(), self._transaction():
+            db = self._db
+            if db.execute("SELECT 1 FROM runs WHERE run_id = ?", (run_id,)).fetchone() is None:
+                raise RunNotFound(f"{self.path} has no run {run_id!r}")
+            db.execute("DELETE FROM mail WHERE run_id = ? AND name = ? AND body = ?", (run_id, name, instead_of))
+            db.execute("INSERT OR IGNORE INTO mail VALUES (?, ?, ?)", (run_id, name, body))
+            found = db.execute("SELECT body FROM mail WHERE run_id = ? AND name = ?", (run_id, name)).fetchone()
+            return bytes(found[0])
+
+    def mail(self, run_id: str) -> dict[str, bytes]:
+        """See `Journal`."""
+        with self._explained():
+            found = self._db.execute("SELECT name, body FROM mail WHERE run_id = ?", (run_id,)).fetchall()
+        return {name: bytes(body) for name, body in found}
 
     # -- reading ---------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from loopguard.questions.inbox import Inbox
 from loopguard.questions.terminal import ask_in_terminal
 
-__all__ = ["ask_in_terminal"]
+__all__ = ["Inbox", "ask_in_terminal"]

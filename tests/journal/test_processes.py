@@ -187,9 +187,9 @@ class Stage:
         for question in questions:
             what = f"{question.tool} {question.arguments['n']}"
             if what in effects():
-                book.answer(question.question_id, "ran", result=f"did {what}", by="the test")
+                book.answer(question.id, "ran", result=f"did {what}", by="the test")
             else:
-                book.answer(question.question_id, "not_run", by="the test")
+                book.answer(question.id, "not_run", by="the test")
         return len(questions)
 
     def close(self) -> None:

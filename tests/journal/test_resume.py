@@ -179,13 +179,13 @@ def test_a_call_that_nobody_saw_the_end_of_parks_the_run(colour: str, store: str
         book = journal.open(store)
         (question,) = book.questions()
         assert (question.tool, question.kind, question.arguments) == ("pay", "uncertain", {"n": 5})
-        book.answer(question.question_id, "ran", result=70, by="ann")
+        book.answer(question.id, "ran", result=70, by="ann")
         done = run(lambda: step.resume("r"))
         assert (done.value, done.completed) == (71, True)
         assert ran == ["pay 5"]
         assert book.story("r").root.steps == current_steps(done) == 1  # type: ignore[union-attr]
         with pytest.raises(Exception, match="answered already"):
-            book.answer(question.question_id, "not_run")
+            book.answer(question.id, "not_run")
 
 
 def current_steps(result: Any) -> int:
