@@ -15,6 +15,7 @@ from loopguard._outcomes import LoopResult
 from loopguard._pipeline import Steps
 from loopguard._run import Run
 from loopguard._threads import in_thread
+from loopguard._tool import BoundTool, DecoratedTool, tool_of
 from loopguard.budgets import Budget
 from loopguard.exceptions import ConfigurationError, RunConflict
 from loopguard.questions.inbox import key_of
@@ -83,7 +84,7 @@ class _StepBody(Body):
 
     def __init__(self, given: Any, max_retries: int) -> None:
         made = given if isinstance(given, Step) else Step(given)
-        super().__init__(made.fn, "step", made.name)
+        super().__init__(made.fn, "step", made.name if made.name is not None else _own_name(made.fn))
         try:
             self.signature.bind(*([None] if self.state_parameter(False) is not None else []), **self._told())
         except TypeError as exc:
@@ -103,6 +104,13 @@ class _StepBody(Body):
             self.evaluators = check_evaluators(self.verify, is_async, "step(verify")
         if is_async and not self.is_async:
             self.call = functools.partial(_off_the_event_loop, self.fn, self.name)
+
+
+def _own_name(fn: Any) -> str | None:
+    """The name that a loop, a flow or a tool was given."""
+    if isinstance(fn, Runnable):
+        return fn._options.name
+    return tool_of(fn).name if isinstance(fn, BoundTool | DecoratedTool) else None
 
 
 async def _off_the_event_loop(fn: Any, name: str, *args: Any, **kwargs: Any) -> Any:

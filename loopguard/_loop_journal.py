@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
+import operator
 import os
 import time
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from loopguard._fingerprints import strict
 from loopguard._loop_options import Body, LoopOptions
 from loopguard._outcomes import TRANSITIONS, Iteration, LoopResult, LoopState, StopReason, Verdict
 from loopguard._usage import Usage
+from loopguard.evaluators import Matches
 from loopguard.exceptions import ConfigurationError, RunConflict
 from loopguard.questions.inbox import key_of
 
@@ -207,23 +209,22 @@ def codec_of(options: LoopOptions, done: int) -> Codec:
 
     bodies = options.bodies
     if options.kind == "loop":
-        found = [taken_hint(options), returned_hint(options)]
+        found = [hint for hint in (taken_hint(options), returned_hint(options)) if hint is not None]
     else:
-        found = [
-            returned_hint(bodies[done - 1]) if done else None,
-            taken_hint(bodies[done]) if done < len(bodies) else None,
-        ]
-        known = [hint for hint in found if hint is not None]
-        if not known and done:
+        found = [returned_hint(bodies[done - 1])] if done else []
+        found += [taken_hint(bodies[done])] if done < len(bodies) else []
+        if done and all(hint is None for hint in found):
             return codec_of(options, done - 1)
-        found = [hint for hint in known if hint is not Any]  # a step that takes anything says nothing of it
-    found = [hint for hint in found if hint is not None]
-    if len(found) == 2 and found[0] != found[1]:
-        try:
-            return codec_for(found[0] | found[1])
-        except TypeError:  # not everything that stands in an annotation can be joined
-            return codec_for(found[1])
-    return codec_for(found[0] if found else Any)
+        # where one of them says nothing, anything may come: last, since pydantic takes the first that fits as well
+        open_end = [] if found and all(hint is not None and hint is not Any for hint in found) else [Any]
+        parsed = [each.type for each in bodies[done - 1].evaluators if isinstance(each, Matches)] if done else []
+        known = [hint for hint in (*found, *parsed) if hint is not None and hint is not Any]
+        found = [hint for hint in known if not isinstance(hint, dict)] + open_end
+    hints = [hint for index, hint in enumerate(found) if hint not in found[:index]]
+    try:
+        return codec_for(functools.reduce(operator.or_, hints) if hints else Any)
+    except TypeError:  # not everything that stands in an annotation can be joined
+        return codec_for(hints[-1])
 
 
 def taken_hint(body: Body) -> Any:
