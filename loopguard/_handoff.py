@@ -25,7 +25,7 @@ from loopguard._outcomes import LoopResult, StopReason, only_refusals, stop_reas
 from loopguard._run import Run, charge
 from loopguard._usage import Usage
 from loopguard.budgets import Budget
-from loopguard.exceptions import ConfigurationError, LoopGuardError, LoopStopped
+from loopguard.exceptions import ConfigurationError, JournalError, LoopGuardError, LoopStopped
 from loopguard.redaction import check_id, redact_error, redact_text, safe_url
 
 __all__ = ["dispatch", "receive_dispatch"]
@@ -153,12 +153,15 @@ def _post(url: str, name: str, state: Any, output: Any, budget: Budget | None, h
     except httpx2.HTTPError:
         charge(**reserved)  # nobody knows what it has spent
         raise
-    reply = _read(answer.text) if answer.is_success else {}
-    if "spent" not in reply:
+    try:
+        answer.raise_for_status()
+        reply = _read(answer.text)
+        spent: dict[str, Any] = {unit: Decimal(amount) for unit, amount in reply["spent"].items()}
+    except (httpx2.HTTPError, ValueError, ArithmeticError, KeyError, TypeError, AttributeError):
         charge(**reserved)
         text = redact_text(answer.text[:200])
-        raise LoopGuardError(f"{safe_url(url)} answered {answer.status_code}, and no result: {text}")
-    charge(**{"usd": 0, **reply["spent"]})
+        raise LoopGuardError(f"{safe_url(url)} answered {answer.status_code}, and no result: {text}") from None
+    charge(**{"usd": 0, **spent})
     if reply.get("unknown_cost"):
         for one in run.chain:
             one.unknown_cost = True
@@ -214,7 +217,7 @@ class _Received:
             ceilings: dict[str, Any] = {unit: Decimal(amount) for unit, amount in left.items()}
             self.guard = Guard(Budget(**ceilings))
             self.state = self._state(request["state"])
-        except (KeyError, TypeError, AttributeError, ArithmeticError, ValueError) as exc:
+        except (KeyError, TypeError, AttributeError, ArithmeticError, ValueError, JournalError) as exc:
             raise ConfigurationError(f"receive_dispatch: that is no request of dispatch: {exc}") from exc
         self.run_id = f"{parent[:160]}/{hashlib.sha256(key.encode()).hexdigest()[:16]}"
         self.run: Run | None = None
