@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from loopguard import Guard, current_call
 from tests.conftest import Colour
 
 
-def test_a_tools_error_is_told_with_its_class_once_and_without_secrets() -> None:
+@pytest.mark.parametrize("concurrently", [False, True])
+def test_a_tools_error_is_told_with_its_class_once_and_without_secrets(concurrently: bool) -> None:
     """The model can act on the kind of error and its text."""
     guard = Guard()
 
@@ -16,7 +19,8 @@ def test_a_tools_error_is_told_with_its_class_once_and_without_secrets() -> None
     def fetch() -> str:
         raise ValueError("token=sk-ant-api03-abcdefghijkl")
 
-    [result] = guard.run_tools([{"type": "tool_use", "id": "1", "name": "fetch", "input": {}}])
+    message = [{"type": "tool_use", "id": "1", "name": "fetch", "input": {}}]
+    [result] = asyncio.run(guard.arun_tools(message)) if concurrently else guard.run_tools(message)
     assert result["content"].count("ValueError") == 1
     assert result["is_error"]
     assert "token=" in result["content"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import threading
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from loopguard import (
     ApproveTool,
     ConfigurationError,
     Guard,
+    LoopGuardWarning,
     LoopHalted,
     LoopLimit,
     LoopResult,
@@ -23,6 +25,7 @@ from loopguard import (
     Run,
     ToolCallRefused,
     WrapTool,
+    charge,
     current_run,
     loop,
     tool,
@@ -341,6 +344,26 @@ def test_refusals_in_fresh_tasks_are_forgotten_once_something_comes_through() ->
                 await other(n)
 
     asyncio.run(main())
+
+
+def test_a_halted_scope_tells_what_it_had_to_warn_of() -> None:
+    """The result that LoopStopped carries has the warnings of the run."""
+
+    @tool
+    def unpriced(n: int) -> int:
+        charge(usd=1)
+        return n
+
+    def spin() -> None:
+        with pytest.warns(LoopGuardWarning, match="unpriced"):
+            unpriced(1)
+        while True:
+            with contextlib.suppress(ToolCallRefused):
+                unpriced(2)
+
+    with pytest.raises(LoopStopped) as caught, Guard(MaxSteps(1), max_refusals=1).scope("s"):
+        spin()
+    assert any("unpriced" in warning for warning in caught.value.result.warnings)
 
 
 def test_a_halt_is_latched_however_often_it_is_swallowed() -> None:

@@ -23,8 +23,8 @@ from loopguard.journal._rows import PAYLOAD, Stored, first_broken, read_events
 
 __all__ = ["OpenJournal", "open"]
 
-_LIVE = ("running", "waiting")
-_INTERRUPTED = ("error", "cancelled")
+_UNFINISHED = ("running", "waiting", "error", "cancelled")
+"""The states of runs that may go on."""
 
 
 def open(  # noqa: A001  # journal.open reads like gzip.open
@@ -69,7 +69,7 @@ class OpenJournal:
         found = [
             question
             for run in self.runs()
-            if status == "all" or run.status in _LIVE
+            if status == "all" or run.status in _UNFINISHED
             for question, _ in self._asked(run)
             if status in ("all", question.status)
         ]
@@ -103,7 +103,7 @@ class OpenJournal:
             raise AlreadyDecided(f"{question_id} was answered already: {_told(question.answer)}")
         if question.status == "expired":
             raise AlreadyDecided(f"{question_id} has expired: nobody answered in time, and the call was refused")
-        if run.status not in _LIVE:
+        if run.status not in _UNFINISHED:
             raise RunConflict(f"the run {run.run_id!r} is over ({run.status}): nothing waits for this answer")
         body = sealed(said, asked, self._key)
         before = self._writer.use(lambda journal: journal.mail(run.run_id)).get(question_id)
@@ -127,10 +127,10 @@ class OpenJournal:
             runs = [run for run in runs if run.run_id == run_id]
             if not runs:
                 raise RunNotFound(f"there is no run {run_id!r}")
-            if runs[0].status not in (*_LIVE, *_INTERRUPTED):
+            if runs[0].status not in _UNFINISHED:
                 raise RunConflict(f"the run {run_id!r} is over ({runs[0].status}): there is nothing to stop")
         body = shown({"reason": reason, "by": by, "at": time.time()})
-        stopped = [run.run_id for run in runs if run.status in (*_LIVE, *_INTERRUPTED)]
+        stopped = [run.run_id for run in runs if run.status in _UNFINISHED]
         for name in stopped:
             self._writer.use(lambda journal, name=name: journal.post(name, STOP, body))  # type: ignore[misc]  # bound now
         return stopped
@@ -195,7 +195,7 @@ class OpenJournal:
         before = time.time() - older_than
         gone = []
         for run in self.runs():
-            over = run.status not in (*_LIVE, "error", "cancelled") and run.holder is None
+            over = run.status not in _UNFINISHED and run.holder is None
             if over and run.updated_at < before:
                 self.delete(run.run_id)
                 gone.append(run.run_id)

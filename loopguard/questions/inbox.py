@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+import inspect
+import types
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from loopguard import _events as events
@@ -12,7 +15,8 @@ from loopguard._call import ToolCall
 from loopguard._config import settings
 from loopguard._pipeline import Effect
 from loopguard._run import Run
-from loopguard.exceptions import ConfigurationError, LoopGuardError, ToolCallRefused
+from loopguard.exceptions import CheckpointError, ConfigurationError, LoopGuardError, ToolCallRefused
+from loopguard.redaction import display_value
 
 if TYPE_CHECKING:
     from loopguard.journal._answers import Question
@@ -95,9 +99,13 @@ class Inbox:
         if recorder is not None:
             if kind == "approval":
                 self._check_same(recorder, subject, matter.digest)
-            return (yield from recorder.questions.ask(run, matter)).approval
-        with self._alone(subject) as recorder:
-            return (yield from recorder.questions.ask(run, matter)).approval
+            answer = yield from recorder.questions.ask(run, matter)
+        else:
+            with self._alone(subject) as recorder:
+                answer = yield from recorder.questions.ask(run, matter)
+        if answer.decision == "edit" and isinstance(subject, ToolCall):
+            answer = replace(answer, arguments=_edited(subject, answer.arguments or {}))
+        return answer.approval
 
     def _parkable(self, subject: Any, run: Run, kind: str) -> Recorder:
         recorder: Recorder | None = run.recorder
@@ -152,6 +160,30 @@ class Inbox:
         finally:
             holder.emit(events.RunEnded, name=holder.name, kind=holder.kind, stop_reason=None)
             recorder.close("stopped")
+
+
+def _edited(call: ToolCall, edit: Mapping[str, Any]) -> dict[str, Any]:
+    """The call's arguments with those that were edited, which came as JSON, in the types that the tool declares."""
+    from loopguard.journal._codec import codec_for, hints_of, shown
+
+    hints, parameters = hints_of(call.tool.fn), call.tool.binder(call.bound).signature.parameters
+    made = dict(call.arguments)
+    for name, value in edit.items():
+        text = shown(value)
+        if name in made and text == shown(made[name]):
+            continue  # it was left as it is
+        hint: Any = hints.get(name, Any)
+        if name in parameters and parameters[name].kind is inspect.Parameter.VAR_POSITIONAL:
+            hint = types.GenericAlias(tuple, (hint, ...))
+        elif name in parameters and parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+            hint = types.GenericAlias(dict, (str, hint))
+        try:
+            made[name] = codec_for(hint).decode(text)
+        except CheckpointError:
+            raise LoopGuardError(
+                f"{name} was edited to {display_value(value, 200)}, which isn't what it takes"
+            ) from None
+    return made
 
 
 def key_of(guards: Iterable[Any]) -> bytes | None:

@@ -923,8 +923,13 @@ def test_an_approver_that_changes_the_arguments_in_place_refuses(
         return True
 
     before = label(value)
-    with Guard(ApproveTool(approver)).scope() as run:
-        assert till.refused(value).code == "approval_mismatch"
+    with Guard(ApproveTool(approver)).scope("shop") as run:
+        refusal = till.refused(value)
+        assert (refusal.code, refusal.guardrail, refusal.limit, refusal.value) == (
+            *("approval_mismatch", "ApproveTool"),
+            *(None, None),
+        )
+        assert (refusal.source, refusal.run_id) == ("shop", run.id)
         assert (run.steps, till.paid) == (0, [])
     assert label(value) == before
 

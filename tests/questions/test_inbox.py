@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -42,6 +43,11 @@ from loopguard.testing import capture
 
 KEY = b"sixteen bytes at least"
 OTHER_KEY = b"another sixteen bytes!"
+
+
+@dataclass
+class Order:
+    amount: int
 
 
 def pay_loop(store: str, ran: list[str], guard: Guard, amount: Callable[[], int] = lambda: 10) -> Any:
@@ -319,6 +325,39 @@ def test_an_edit_is_what_runs(store: str, ran: list[str]) -> None:
     assert ran == ["pay 5"]
 
 
+def test_an_edit_comes_in_the_types_that_the_tool_declares(store: str, ran: list[str]) -> None:
+    """What was edited is JSON; what wasn't stays the object that it was, hidden ones, too."""
+
+    @tool
+    def pay(order: Order, note: str, *tags: int, api_key: str, **more: Decimal) -> str:
+        ran.append(f"{order} {note} {tags} {api_key} {more}")
+        return "paid"
+
+    @loop(max=1, store=store, guard=gated())
+    def paying(state: str) -> str:
+        return pay(Order(10), "ten", 1, 2, api_key="s3cret", fee=Decimal("1.5"))
+
+    paying.run("", run_id="r")
+    book = journal.open(store)
+    edit = {"order": {"amount": 5}, "note": "ten", "tags": [3], "more": {"fee": "0.5"}}
+    book.answer(only(book).id, Approval.edit(edit), allow_hidden=True)
+    assert paying.resume("r").value == "paid"
+    assert ran == ["Order(amount=5) ten (3,) s3cret {'fee': Decimal('0.5')}"]
+
+
+@pytest.mark.parametrize("edit", [{"amount": "a lot"}, {"amounts": 5}])
+def test_an_edit_that_does_not_fit_refuses(edit: dict[str, Any], store: str, ran: list[str]) -> None:
+    """Of the wrong type, or for a parameter that isn't there: nothing runs, and it says why."""
+    paying = pay_loop(store, ran, gated())
+    paying.run("", run_id="r")
+    book = journal.open(store)
+    book.answer(only(book).id, Approval.edit(edit))
+    error = paying.resume("r").error
+    assert error is not None
+    assert (error.code, ran) == ("approval_error", [])
+    assert next(iter(edit)) in str(error)
+
+
 def test_an_edit_that_the_budget_refuses_does_not_run(store: str, ran: list[str]) -> None:
     """An edited call is admitted again with its new arguments, days later, too."""
 
@@ -432,11 +471,6 @@ def test_an_approval_for_one_object_does_not_cover_another(store: str, ran: list
     assert error.code == "approval_error"
     assert "self_key" in str(error)
     assert ran == []
-
-
-@dataclass
-class Order:
-    amount: int
 
 
 def test_a_leaf_that_was_changed_while_waiting_in_place_is_a_mismatch(store: str, ran: list[str]) -> None:
@@ -720,6 +754,33 @@ def test_an_answer_in_the_last_moment_counts_or_is_told_that_it_does_not(store: 
                 accepted = False
             running.result()
         assert ran == (["pay 10"] if accepted else [])
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_a_process_that_dies_while_it_waits_in_place(answered: bool, store: str, ran: list[str]) -> None:
+    """The resumed run waits for the rest of the time; an answer from in between counts, and then silence is silence."""
+
+    class Killed(BaseException):
+        """Stands for the death of the process, as far as one process can have it."""
+
+    def die(question: Question) -> None:
+        raise Killed
+
+    def paying(inbox: Inbox) -> Any:
+        return pay_loop(store, ran, Guard(ApproveTool(inbox, timeout=0.3)))
+
+    with pytest.raises(Killed):
+        paying(Inbox(notify=die)).run("", run_id="r")
+    book = journal.open(store)
+    if answered:
+        book.answer(only(book).id, True)
+    else:
+        time.sleep(0.35)
+        assert only(book, "expired").kind == "approval"
+        with pytest.raises(AlreadyDecided, match="expired"):
+            book.answer(only(book, "expired").id, True)
+    error = paying(Inbox()).resume("r").error
+    assert (error, ran) == (None, ["pay 10"]) if answered else isinstance(error, ApprovalTimeout)
 
 
 def test_the_wait_uses_neither_the_loops_time_nor_the_tools(store: str, ran: list[str]) -> None:
