@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from loopguard._guard import Guard
 from loopguard._loop import Runnable, call_loop, call_loop_async
@@ -131,11 +131,10 @@ def _setter(key: str, state: Any) -> Callable[[Any], Any]:
     """How a value is put into this state, found out before anybody is asked."""
     if state is None or isinstance(state, Mapping):
         return lambda value: {**(state or {}), key: value}
-    if dataclasses.is_dataclass(state) and not isinstance(state, type):
-        if key in {field.name for field in dataclasses.fields(state)}:
-            return lambda value: dataclasses.replace(state, **{key: value})
-    elif key in getattr(type(state), "model_fields", ()):
+    if key in getattr(type(state), "model_fields", ()):
         return lambda value: state.model_copy(update={key: value})
+    if key in getattr(type(state), "__dataclass_fields__", ()):
+        return lambda value: dataclasses.replace(state, **{key: value})
     raise ConfigurationError(
         f"await_input({key!r}): a {type(state).__name__} has no place for it: let the state be a dict, or a dataclass "
         f"or pydantic model with a field {key!r}"
@@ -240,7 +239,7 @@ class Flow(Runnable):
         self._own = _FlowOptions(name, bodies, delete_on_success, given)
         self.__name__ = self.__qualname__ = name
         if self._own.is_async:
-            self.__class__ = _AsyncFlow  # whoever looks sees an async function
+            self.__class__ = cast(Any, _AsyncFlow)  # whoever looks sees an async function
 
     @property
     def name(self) -> str:

@@ -79,7 +79,7 @@ def dispatch(
 
 def _hand_over(target: Any, name: str | None, budget: Budget | None) -> Callable[..., Any]:
     body = Body(target, "dispatch", name)
-    run = target.run if isinstance(target, Runnable) else None
+    run = target.run if isinstance(body.fn, Runnable) else None
     limited: Callable[[], Any] = contextlib.nullcontext
     if budget is not None:
         guard = Guard(budget)

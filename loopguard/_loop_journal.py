@@ -243,7 +243,9 @@ def returned_hint(body: Body) -> Any:
     from loopguard.journal._codec import hints_of
 
     inner = getattr(body.fn, "_options", None)
-    return returned_hint(inner.bodies[-1]) if isinstance(inner, LoopOptions) else hints_of(body.fn).get("return")
+    if isinstance(inner, LoopOptions):
+        return returned_hint(inner.bodies[-1])
+    return body.fn if isinstance(body.fn, type) else hints_of(body.fn).get("return")
 
 
 def code_of(options: LoopOptions) -> str | None:
