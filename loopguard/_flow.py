@@ -53,7 +53,8 @@ def step(
       value replaces it.
     - ``max_retries``: how often the step is run again, with all its calls, after it raised or was rejected; by default
       the flow's. It gets the same state and the reason, as ``current_run().feedback`` or its keyword-only parameter
-      ``feedback``. Refusals, and faults of configuration and journal, aren't retried.
+      ``feedback``. Refusals, and faults of configuration and journal, aren't retried. LoopLimit counts on: a call that
+      only fails again and again is refused in the end.
     """
     if max_retries is not None:
         check_retries(max_retries, "step")

@@ -20,6 +20,9 @@ from loopguard.judges import AnthropicJudge
 __all__ = ["Body", "LoopOptions", "check_evaluators", "check_retries", "name_of"]
 
 
+_ONE = inspect.signature(lambda state, /: None)
+
+
 class Body:
     """What an iteration runs, and how its value is judged: a loop's function, or a step of a flow."""
 
@@ -44,7 +47,10 @@ class Body:
         if name is not None and (not isinstance(name, str) or not name):
             raise ConfigurationError(f"{what.removeprefix('@')}(name={name!r}): give a text")
         self.name: str = name or name_of(self.fn)
-        self.signature = inspect.signature(self.fn)
+        try:
+            self.signature = inspect.signature(self.fn)
+        except ValueError:  # int, and some others, don't tell theirs
+            self.signature = _ONE
         self.takes_self = not hasattr(self.fn, "__self__") and not isinstance(self.fn, functools.partial)
         feedback = self.signature.parameters.get("feedback")
         self.feedback = feedback if feedback is not None and feedback.kind is feedback.KEYWORD_ONLY else None

@@ -205,9 +205,11 @@ class LoopRun:
     def ended(self) -> None:
         """After the end: the last event is committed before the outcome is handed on, the journal is let go of."""
         if self.recorder is not None:
-            self.recorder.close(str(self.reason or StopReason.ERROR))
-            if self.options.delete_on_success and self.outcome is not None and self.outcome.completed:
-                self.recorder.delete()
+            try:
+                if self.options.delete_on_success and self.outcome is not None and self.outcome.completed:
+                    self.recorder.delete()
+            finally:
+                self.recorder.close(str(self.reason or StopReason.ERROR))
         elif self.run.recorder is not None:
             self.run.recorder.settled()
 

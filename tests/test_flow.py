@@ -60,6 +60,11 @@ def test_a_step_without_parameters_is_called_without() -> None:
     assert Flow("begin", [lambda: 3, double])() == 6
 
 
+def test_builtins_are_steps() -> None:
+    """Even those that don't tell their signature."""
+    assert Flow("parse", [str.strip, int, double, str])(" 21 ") == "42"
+
+
 def test_one_async_step_makes_a_flow_async() -> None:
     """Its runs are awaited; its sync steps don't hold up the event loop, and stand in the same run."""
     threads: list[threading.Thread] = []

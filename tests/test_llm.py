@@ -301,6 +301,41 @@ def test_an_interrupted_turn_is_replayed(colour: str, stage: Stage, tmp_path: Pa
     _writer.close_writers()
 
 
+@pytest.mark.parametrize("result", ["text", [{"type": "text", "text": "block"}]], ids=["text", "blocks"])
+def test_what_the_model_was_told_is_left_does_not_keep_it_from_being_replayed(
+    result: Any, stage: Stage, tmp_path: Path
+) -> None:
+    """A resumed run has used more than it had then, so that the notes are others: the model isn't asked again."""
+    policy = Guard(MaxSteps(2))
+    dying = True
+
+    class Killed(BaseException):
+        pass
+
+    @policy.tool
+    def look(n: int) -> Any:
+        return result
+
+    server = stage.serve(*(Reply.tool_use("look", {"n": n}, id=f"t{n}") for n in (1, 2)), "Done.")
+    ask = llm("{state}", client=stage.client(server))
+
+    def answer(question: str) -> str:
+        text: str = ask(question)
+        if dying:
+            raise Killed
+        return text
+
+    store = f"sqlite:///{tmp_path / 'runs.db'}"
+    flow = Flow("ask", [answer], guard=policy, store=store)
+    with pytest.raises(Killed):
+        flow.run("go", "r")
+    dying = False
+    assert (flow.resume("r").value, len(server.requests)) == ("Done.", 3)
+    told = [request["body"]["messages"][-1]["content"] for request in server.requests]
+    assert ["Little is left" in str(each) for each in told] == [False, False, True]
+    _writer.close_writers()
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

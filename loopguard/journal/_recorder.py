@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Generator
@@ -13,7 +14,7 @@ from loopguard import _events as events
 from loopguard._call import ASYNC, ASYNC_GENERATOR, GENERATOR, Tool, ToolCall, new_id
 from loopguard._halting import came_through
 from loopguard._pipeline import LOCK, Ask, Effect, Invoke, Proceed, Steps
-from loopguard._run import Run
+from loopguard._run import WIND_DOWN, Run
 from loopguard.exceptions import CheckpointError, LeaseLost, ToolCallRefused
 from loopguard.journal._asking import INSIDE, Matter, Questions, stop_reason
 from loopguard.journal._codec import Codec, codec_for, hints_of, shown
@@ -224,7 +225,8 @@ class Recorder:
         self.writer.release(self.lease, status)
 
     def delete(self) -> None:
-        """Forget the run, which is over."""
+        """Forget the run, which is over, while nobody else can have taken it up."""
+        self.settled()
         self.writer.use(lambda journal: journal.delete(self.lease.run_id))
 
     # -- runs ------------------------------------------------------------------------------------
@@ -509,7 +511,7 @@ class Recorder:
     def model_place(self, run: Run, request: bytes) -> dict[str, Any]:
         """Where a model call stands: what its ModelStarted event says of that."""
         owner = loop_of(run)
-        digest = hashlib.sha256(request).hexdigest()
+        digest = hashlib.sha256(_without_notes(request)).hexdigest()
         return {
             "digest": digest,
             "occurrence": self._count(owner, "model", digest),
@@ -556,6 +558,16 @@ def codecs_of(tool: Tool) -> tuple[Codec, Codec]:
         return codec_for(hint), codec_for(Any)
     parts = typing.get_args(hint)
     return codec_for(parts[2] if len(parts) == 3 else Any), codec_for(parts[0] if parts else Any)
+
+
+def _without_notes(request: bytes) -> bytes:
+    """A request (JSON) without what `run_tools` says of what is left: when it is resumed, a run has used more."""
+    return _NOTE.sub(b"", request) if _MARK in request else request
+
+
+_MARK = WIND_DOWN.encode()
+_TEXT = rb"(?:Used so far: [^\"\\]* )?" + re.escape(_MARK)
+_NOTE = re.compile(rb', \{"text": "' + _TEXT + rb'", "type": "text"\}|(?:\\n\\n)?' + _TEXT)
 
 
 def _digest(call: ToolCall) -> tuple[str, bool]:
