@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -154,7 +155,6 @@ class _FlowOptions(LoopOptions):
         for body in bodies:
             body.settle(self.is_async)
         self.bodies = tuple(bodies)
-        self.max = sum(body.max_retries + 1 for body in bodies)
         self.delete_on_success = delete_on_success
 
     @property
@@ -166,7 +166,7 @@ class _FlowOptions(LoopOptions):
         """See `LoopOptions`."""
         return done == len(self.bodies)
 
-    def place(self, iteration: int, done: int, rejections: int) -> str:
+    def whereabouts(self, iteration: int, done: int, rejections: int) -> str:
         """See `LoopOptions`."""
         body = self.body(done)
         attempt = f", attempt {rejections + 1} of {body.max_retries + 1}" if body.max_retries else ""
@@ -178,7 +178,7 @@ def _state(state: Any = None) -> Any:
 
 
 _DEFAULTS: dict[str, Any] = {
-    "max": 1,
+    "max": sys.maxsize,
     "until": None,
     "until_llm": None,
     "judge": None,

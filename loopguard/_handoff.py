@@ -158,7 +158,7 @@ def _post(url: str, name: str, state: Any, output: Any, budget: Budget | None, h
         reply = _read(answer.text)
         spent: dict[str, Any] = {unit: Decimal(amount) for unit, amount in reply["spent"].items()}
     except (httpx2.HTTPError, ValueError, ArithmeticError, KeyError, TypeError, AttributeError):
-        charge(**reserved)
+        charge(**({"usd": 0} if answer.is_client_error else reserved))  # it was refused, or nobody knows
         text = redact_text(answer.text[:200])
         raise LoopGuardError(f"{safe_url(url)} answered {answer.status_code}, and no result: {text}") from None
     charge(**{"usd": 0, **spent})
@@ -167,9 +167,10 @@ def _post(url: str, name: str, state: Any, output: Any, budget: Budget | None, h
             one.unknown_cost = True
     if reply.get("error") is not None:
         raise LoopGuardError(f"{name} failed: {reply['error']}")
-    if not reply["completed"]:
+    if reply.get("completed") is not True:
         raise LoopStopped(_stopped(name, reply))
-    return reply["state"] if output is None else codec_for(output).decode(to_json(reply["state"]))
+    found = reply.get("state")
+    return found if output is None else codec_for(output).decode(to_json(found))
 
 
 def _seconds(run: Run) -> float | None:
@@ -181,7 +182,7 @@ def _seconds(run: Run) -> float | None:
 def _stopped(name: str, reply: Mapping[str, Any]) -> LoopResult[Any]:
     reason = StopReason(reply.get("stop_reason") or StopReason.ERROR)
     return LoopResult(
-        reply["state"], reason, False, int(reply.get("iterations", 0)), run_id=str(reply.get("run_id", "")), name=name
+        reply.get("state"), reason, False, reply.get("iterations", 0), run_id=str(reply.get("run_id", "")), name=name
     )
 
 

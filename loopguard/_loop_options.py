@@ -123,7 +123,7 @@ class LoopOptions(Body):
         """What runs after so many accepted iterations."""
         return self.bodies[min(done, len(self.bodies) - 1)]
 
-    def place(self, iteration: int, done: int, rejections: int) -> str:
+    def whereabouts(self, iteration: int, done: int, rejections: int) -> str:
         """Where a run of it is, for people."""
         return f"in loop {self.name!r}, iteration {iteration} of at most {self.max}"
 

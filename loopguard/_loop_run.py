@@ -186,7 +186,7 @@ class LoopRun:
 
     def codec(self, done: int) -> Any:
         """How the state is written that so many accepted iterations came to."""
-        done = done if len(self.options.bodies) > 1 else 0
+        done = done if self.options.kind == "flow" else 0
         if done not in self.codecs:
             self.codecs[done] = codec_of(self.options, done)
         return self.codecs[done]
@@ -603,7 +603,9 @@ class LoopRun:
             value, what = (yield Ask(options.fallback, self.result(reason, None))), "the fallback's value"
         elif options.on_failure == "raise":
             self.move("fail")
-            raise EvaluationFailed(self.result(reason, None))
+            result = self.result(reason, None)
+            step = options.body(self.completed).name
+            raise EvaluationFailed(result, f"{result}: {step}: {self.run.feedback}" if options.kind == "flow" else None)
         else:
             values = [iteration.value for iteration in self.history]
             value, what = (max(values, key=options.best), "the best") if options.best else (values[-1], "the latest")
@@ -648,7 +650,7 @@ class LoopRun:
         result = self.result(stop_reason_of(exc) or StopReason.ERROR, exc)
         attach_result(exc, result, [run.id for run in self.run.chain])
         if isinstance(exc, Exception) and only_refusals(exc) is None:
-            annotate(exc, self.options.place(self.run.iteration, self.completed, self.rejections))
+            annotate(exc, self.options.whereabouts(self.run.iteration, self.completed, self.rejections))
 
 
 _UNDER_WAY = (LoopState.RUNNING, LoopState.RETRY)

@@ -271,6 +271,7 @@ def test_a_step_that_is_never_accepted_ends_the_flow() -> None:
         flow.run(1)
     result = caught.value.result
     assert (result.value, result.stop_reason, result.iterations) == (2, StopReason.EVALUATION_FAILED, 4)
+    assert str(caught.value).endswith(": increase: too small")
     assert flow.results(result) == {"double": 2}
 
 

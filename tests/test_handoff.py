@@ -25,6 +25,7 @@ from loopguard import (
     ConfigurationError,
     Flow,
     Guard,
+    LoopGuardError,
     LoopStopped,
     MaxSteps,
     StopReason,
@@ -311,13 +312,18 @@ def test_where_nobody_knows_what_was_spent_all_is_charged(answer: tuple[int, byt
 
 
 def test_a_far_end_that_was_never_reached_has_spent_nothing(serve: Serve) -> None:
-    """A connection that was refused."""
+    """A connection that was refused, and a request that was: by the wrong address, say."""
     far = serve(answering(work))
     far.close()
+    other = serve(lambda body, headers: (404, b"no such agent"))
     with Guard(Budget(usd=2)).scope("near") as run:
         with pytest.raises(Exception, match="refused"):
             dispatch(far.url)(1)
-        assert run.spent() == 0
+        with pytest.raises(LoopGuardError, match="404, and no result: no such agent"):
+            dispatch(other.url)(1)
+        with pytest.raises(LoopGuardError, match="answered 400, and no result: receive_dispatch"):
+            dispatch(serve(answering(work)).url)("no number")
+        assert (run.spent(), run.reserved()) == (0, 0)
 
 
 def test_a_far_end_is_waited_for_no_longer_than_the_run_lasts(serve: Serve) -> None:

@@ -289,6 +289,39 @@ def test_states_are_written_by_the_annotations_around_them(store: str) -> None:
     }
 
 
+def test_a_flow_of_one_step_may_return_another_type(store: str) -> None:
+    """What it is given and what it returns are written each by its own annotation."""
+
+    def only(draft: Draft) -> Letter:
+        return Letter(body=draft.text)
+
+    flow = Flow("one", [only], store=store)
+    assert flow.run(Draft("a"), "r").value == Letter(body="a")
+    assert flow.run(Draft("a"), "r").value == Letter(body="a")
+
+
+def test_fewer_retries_are_no_end(store: str) -> None:
+    """A run that had more attempts than its flow allows by now goes on to its last step."""
+    tries: list[int] = []
+
+    def fetch(n: int) -> int:
+        tries.append(n)
+        if len(tries) < 4:
+            raise OSError("down")
+        return n
+
+    def last(n: int) -> int:
+        if dying:
+            raise Killed
+        return n + 1
+
+    dying = True
+    with pytest.raises(Killed):
+        Flow("f", [step(fetch, max_retries=5), last], store=store).run(1, "r")
+    dying = False
+    assert Flow("f", [fetch, last], store=store).resume("r").value == 2
+
+
 def test_a_state_that_would_not_come_back_is_found_when_it_is_written(store: str) -> None:
     """CheckpointError, which no retry mends."""
     tries: list[int] = []
