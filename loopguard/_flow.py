@@ -15,6 +15,7 @@ from loopguard._loop_options import Body, LoopOptions, check_evaluators, check_r
 from loopguard._outcomes import LoopResult
 from loopguard._pipeline import Steps
 from loopguard._run import Run
+from loopguard._schemas import InvalidArguments, convert, reader
 from loopguard._threads import in_thread
 from loopguard._tool import BoundTool, DecoratedTool, tool_of
 from loopguard.budgets import Budget
@@ -69,7 +70,8 @@ def await_input(key: str, prompt: str | None = None) -> Step:
     ``journal.answer`` answer it too; then ``flow.resume(run_id)`` goes on.
 
     - ``key``: where the value goes: a state that is a dict gets it under this key, a dataclass or a pydantic model in
-      its field of this name, and None becomes ``{key: value}``. It is the step's name, too.
+      its field of this name, and None becomes ``{key: value}``. One that doesn't fit the field is asked for again. It
+      is the step's name, too.
     - ``prompt``: what the person is told.
     """
     if not isinstance(key, str) or not key:
@@ -126,21 +128,37 @@ def _await_input(key: str, prompt: str | None, run: Run, state: Any) -> Steps:
             f"await_input({key!r}): there is no journal in which the flow could wait: give store=, or LOOPGUARD_STORE"
         )
     put = _setter(key, state)
-    return put((yield from run.recorder.questions.input(run, key, prompt)))
+    asked = prompt
+    while True:
+        value = yield from run.recorder.questions.input(run, key, asked)
+        try:
+            return put(value)
+        except InvalidArguments as exc:  # a person's slip: they are asked again
+            asked = f"{prompt or key}\n{exc}"
 
 
 def _setter(key: str, state: Any) -> Callable[[Any], Any]:
     """How a value is put into this state, found out before anybody is asked."""
+    from loopguard.journal._codec import hints_of
+
     if state is None or isinstance(state, Mapping):
         return lambda value: {**(state or {}), key: value}
-    if key in getattr(type(state), "model_fields", ()):
-        return lambda value: state.model_copy(update={key: value})
-    if key in getattr(type(state), "__dataclass_fields__", ()):
-        return lambda value: dataclasses.replace(state, **{key: value})
+    kind = type(state)
+    if key in getattr(kind, "model_fields", ()):
+        fits = _fits(key, kind.model_fields[key].annotation)
+        return lambda value: state.model_copy(update={key: fits(value)})
+    if key in getattr(kind, "__dataclass_fields__", ()):
+        fits = _fits(key, hints_of(kind)[key])
+        return lambda value: dataclasses.replace(state, **{key: fits(value)})
     raise ConfigurationError(
         f"await_input({key!r}): a {type(state).__name__} has no place for it: let the state be a dict, or a dataclass "
         f"or pydantic model with a field {key!r}"
     )
+
+
+def _fits(key: str, hint: Any) -> Callable[[Any], Any]:
+    """What reads a value as the field's type: InvalidArguments where it doesn't fit."""
+    return functools.partial(convert, key, None if isinstance(hint, str) else reader(hint))
 
 
 class _FlowOptions(LoopOptions):

@@ -515,6 +515,27 @@ def a_draft() -> Draft:
     return Draft("a")
 
 
+def test_input_that_does_not_fit_is_asked_for_again(store: str) -> None:
+    """The run waits on, with a question that says why; the right answer goes on."""
+
+    def write(topic: str) -> Draft:
+        return Draft(topic)
+
+    def letter(draft: Draft) -> Letter:
+        return Letter(body=f"{draft.text} {draft.approved}")
+
+    flow = Flow("f", [write, await_input("approved", "Well?"), letter, await_input("stamp")], store=store)
+    flow.run("a", "r")
+    assert flow.resume_with("r", "perhaps").stop_reason is StopReason.WAITING
+    (question,) = journal.open(store).questions()
+    assert question.prompt is not None
+    assert question.prompt.startswith("Well?\n")
+    assert "approved" in question.prompt
+    assert flow.resume_with("r", True).stop_reason is StopReason.WAITING
+    assert flow.resume_with("r", "much").stop_reason is StopReason.WAITING
+    assert flow.resume_with("r", 7).value == Letter(body="a True", stamp=7)
+
+
 @pytest.mark.parametrize("begin", [a_text, a_draft, lambda: 7])
 def test_a_state_without_a_place_for_input_is_refused_before_anybody_is_asked(store: str, begin: Any) -> None:
     """Nothing is thrown away silently."""
