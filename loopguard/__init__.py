@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from loopguard import conditions, context, evaluators, judges, telemetry, typing
 from loopguard._call import ToolCall, current_call
 from loopguard._config import configure
+from loopguard._flow import Flow, await_input, step
 from loopguard._guard import Guard, tool
+from loopguard._handoff import dispatch, receive_dispatch
+from loopguard._llm import llm
 from loopguard._loop import loop
 from loopguard._outcomes import (
     Iteration,
@@ -80,6 +83,7 @@ __all__ = [
     "CircuitBreaker",
     "ConfigurationError",
     "EvaluationFailed",
+    "Flow",
     "Guard",
     "Inbox",
     "Iteration",
@@ -113,6 +117,7 @@ __all__ = [
     "Verdict",
     "WrapTool",
     "ask_in_terminal",
+    "await_input",
     "charge",
     "conditions",
     "configure",
@@ -120,12 +125,16 @@ __all__ = [
     "context",
     "current_call",
     "current_run",
+    "dispatch",
     "evaluators",
     "journal",
     "judges",
+    "llm",
     "loop",
     "meter",
+    "receive_dispatch",
     "result_of",
+    "step",
     "telemetry",
     "testing",
     "tool",

@@ -9,7 +9,7 @@ from loopguard._call import new_id
 from loopguard._events import ToolRefused
 from loopguard._halting import BATCH, Batch, check_halted, end_row, note_refusal, refused
 from loopguard._pipeline import LOCK
-from loopguard._run import current_run
+from loopguard._run import WIND_DOWN, current_run
 from loopguard._schemas import InvalidArguments, ToolUse, UnknownTool, tool_result
 from loopguard._tool import CALLS, instance_of, tool_of
 from loopguard.exceptions import ConfigurationError, ToolCallRefused
@@ -61,7 +61,7 @@ def error_result(use: ToolUse, exc: Exception, max_chars: int | None) -> dict[st
 def wind_down(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
     run = current_run()
     if run is not None and results and run.nearly_done():
-        note = f"{run.brief()} Little is left: finish now with what you have.".lstrip()
+        note = f"{run.brief()} {WIND_DOWN}".lstrip()
         content = results[-1]["content"]
         if isinstance(content, str):
             results[-1]["content"] = f"{content}\n\n{note}" if content else note

@@ -67,6 +67,8 @@ class RunStarted(Event):
     """The strict digest of that state."""
     code: str | None = None
     """What version of the function runs."""
+    steps: tuple[str, ...] | None = None
+    """Of a flow that is kept in a journal: the names of its steps."""
     occurrence: int = 0
     """Which run of this name and state it is in one iteration of the loop around it."""
     owner_id: str | None = None

@@ -35,11 +35,13 @@ from loopguard._usage import Usage
 from loopguard._warn import warn
 from loopguard.exceptions import ConfigurationError, LoopHalted, ToolCallRefused
 
-__all__ = ["Run", "charge", "current_run", "only_elsewhere", "publish", "subscribers"]
+__all__ = ["WIND_DOWN", "Run", "charge", "current_run", "only_elsewhere", "publish", "subscribers"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Listener = Callable[[events.Event], object]
+WIND_DOWN = "Little is left: finish now with what you have."
+"""What a model is told, after the run's `brief`, once it is nearly done."""
 
 
 class Run:

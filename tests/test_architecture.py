@@ -19,7 +19,7 @@ PACKAGE = Path(__file__).parents[1] / "loopguard"
 RANKS = {
     9: ["__main__", ""],
     8: ["cli", "testing", "typing"],
-    7: ["_what_if", "_flow", "_loop", "_loop_run", "_loop_journal", "_loop_options"],
+    7: ["_what_if", "_flow _handoff _llm", "_loop", "_loop_run", "_loop_journal", "_loop_options"],
     6: ["evaluators", "judges conditions context", "_guard", "_dispatch _scope", "_tool", "_order"],
     5: ["questions", "guardrails"],
     4: ["metering", "budgets"],

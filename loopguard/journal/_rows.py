@@ -247,6 +247,7 @@ _READ: dict[str, Any] = {
     "cost": Decimal,
     "spent": Decimal,
     "usage": lambda value: Usage(**value),
+    "steps": tuple,
     "stop_reason": StopReason,
     "transition": _transition,
 }

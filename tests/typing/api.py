@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Generator, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import assert_type
+from typing import Any, assert_type
 
 from loopguard import (
     ApproveTool,
     Budget,
+    Flow,
     Guard,
     LoopLimit,
     LoopResult,
@@ -22,12 +23,17 @@ from loopguard import (
     MaxSteps,
     StopReason,
     ask_in_terminal,
+    await_input,
     configure,
     current_call,
     current_run,
+    dispatch,
     journal,
+    llm,
     loop,
+    receive_dispatch,
     result_of,
+    step,
     tool,
     what_if,
 )
@@ -240,6 +246,29 @@ def check_codecs() -> None:
     configure(codec=codec, redact_payloads=True)
     assert_type(journal.open("sqlite:///runs.db", codec=Backwards()).verify("r"), int | None)
     configure(codec=OneWay())  # type: ignore[arg-type]  # it has no decode
+
+
+# --- flows ---------------------------------------------------------------------------------------
+
+
+def check_flows(client: object) -> None:
+    """Steps are functions, loops, tools and flows, and what the makers make."""
+    steps: list[Any] = [
+        polish,
+        search,
+        step(polish, name="again", max_retries=2, verify=bool),
+        await_input("ok", "Ready?"),
+    ]
+    flow = Flow("f", steps, store="sqlite:///f.db", max_retries=1, delete_on_success=True, budget=Budget(usd=1))
+    around = Flow("g", [flow, llm("{state}", client=client), dispatch("http://x"), dispatch(flow), Agent().act])
+    assert_type(around.pending(), list[str])
+    assert_type(flow.results("r"), dict[str, Any])
+    assert_type(flow.name, str)
+    flow.resume_with("r", {"any": "value"}, by="ann")
+    flow.resume("r", budget=Budget(usd=2))
+    receive_dispatch(flow, b"{}", {})
+    Flow("f", 5)  # type: ignore[arg-type]  # a list of steps
+    Flow("f", [5])  # type: ignore[list-item]  # a step is callable
 
 
 # --- where am I ----------------------------------------------------------------------------------
