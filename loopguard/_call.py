@@ -149,6 +149,24 @@ class Binder:
         return tuple(args), kwargs
 
 
+class OpenBinder(Binder):
+    """The binder of a tool that takes any arguments by name: they are its parameters."""
+
+    __slots__ = ()
+
+    def values(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Names and values in turn, in the order of the names."""
+        return tuple(part for name in sorted(kwargs) for part in (name, kwargs[name]))
+
+    def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments as they are."""
+        return dict(kwargs)
+
+    def unbind(self, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments as they are."""
+        return (), dict(arguments)
+
+
 def _module_of(fn: Any) -> str:
     """The module of a function by the name that others import it by, also where it is the script that runs."""
     module: str = getattr(fn, "__module__", None) or ""
@@ -176,6 +194,7 @@ class Tool:
         "idempotent",
         "ident",
         "name",
+        "open",
         "outside",
         "own",
         "raises",
@@ -201,6 +220,7 @@ class Tool:
         raises: tuple[type[BaseException], ...] = (),
         self_key: Callable[[Any], str] | None = None,
         guards: tuple[Any, ...] = (),
+        open: bool = False,
         compile: Callable[[Tool, Run | None], Admission],
     ) -> None:
         self.compile = compile
@@ -222,6 +242,8 @@ class Tool:
         self.raises = raises
         self.self_key = self_key
         self.guards = guards
+        self.open = open
+        """Whether it takes any arguments by name, as a `ForeignTool` does."""
         self._binders: dict[bool, Binder] = {}
         self._schema: Arguments | None = None
         self.outside: tuple[int, Admission] | None = None
@@ -237,7 +259,7 @@ class Tool:
         """The binder for calls with (a method) or without self."""
         binder = self._binders.get(bound)
         if binder is None:
-            binder = self._binders[bound] = Binder(self.fn, bound)
+            binder = self._binders[bound] = (OpenBinder if self.open else Binder)(self.fn, bound)
         return binder
 
     def estimate(self, call: ToolCall) -> tuple[tuple[str, int], ...]:

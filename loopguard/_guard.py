@@ -13,6 +13,7 @@ from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar, overload
 from loopguard._call import ASYNC, ASYNC_GENERATOR, GENERATOR, SYNC, ToolCall
 from loopguard._dispatch import Named, Target, Turn, check_chars, count_invalid, error_result, wind_down
 from loopguard._events import Event
+from loopguard._foreign import ForeignTool
 from loopguard._run import Run, publish
 from loopguard._schemas import InvalidArguments, ToolUse, UnknownTool, tool_result, tool_uses, unknown_tool
 from loopguard._scope import Scope
@@ -231,6 +232,34 @@ class Guard:
         if isinstance(tools, list | tuple):
             return type(tools)(self._wrap_one(fn, None) for fn in tools)
         return self._wrap_one(tools, None)
+
+    def foreign(
+        self,
+        name: str,
+        *,
+        cost: Cost | Callable[[ToolCall], Cost] | None = None,
+        approve: bool = False,
+        timeout: float | None = None,
+        idempotent: bool = False,
+        repeatable: bool = False,
+        require_run: bool = False,
+        raises: tuple[type[BaseException], ...] = (),
+    ) -> ForeignTool:
+        """A tool whose body lives elsewhere, in a framework or on a server: the seam for adapters.
+
+        ``await guard.foreign("search").acall(arguments, body)`` runs ``body(arguments)`` past the guardrails.
+        The options are those of `loopguard.tool`. `call`, `run_tools` and `schemas` don't know it.
+        """
+        options = {
+            "cost": cost,
+            "approve": approve,
+            "timeout": timeout,
+            "idempotent": idempotent,
+            "repeatable": repeatable,
+            "require_run": require_run,
+            "raises": raises,
+        }
+        return ForeignTool(name, options, (self,))
 
     def _wrap_one(self, fn: Any, name: str | None) -> Any:
         guarded = self._guarded(fn, name)

@@ -150,7 +150,7 @@ def _exceptions(value: Any) -> tuple[type[BaseException], ...]:
     return value
 
 
-def make_tool(fn: Any, options: Mapping[str, Any], guards: tuple[Guard, ...]) -> Any:
+def make_tool(fn: Any, options: Mapping[str, Any], guards: tuple[Guard, ...], *, open: bool = False) -> Any:
     check_callable(fn, "@tool")
     if isinstance(fn, DecoratedTool | BoundTool):
         raise ConfigurationError(f"{tool_of(fn).name} is decorated with @tool already: give one @tool all the options")
@@ -170,6 +170,7 @@ def make_tool(fn: Any, options: Mapping[str, Any], guards: tuple[Guard, ...]) ->
             raises=_exceptions(options["raises"]),
             self_key=_callback(options["self_key"], "tool(self_key"),
             guards=guards,
+            open=open,
             compile=compile_plan,
         ),
     )
