@@ -149,22 +149,26 @@ class Binder:
         return tuple(args), kwargs
 
 
-class OpenBinder(Binder):
-    """The binder of a tool that takes any arguments by name: they are its parameters."""
+class OpenBinder:
+    """The binder of a tool that takes any arguments in one object, as a model gives them: its members."""
 
     __slots__ = ()
 
     def values(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """Names and values in turn, in the order of the names."""
-        return tuple(part for name in sorted(kwargs) for part in (name, kwargs[name]))
+        given = self.arguments(args, kwargs)
+        return tuple(part for name in sorted(given) for part in (name, given[name]))
 
     def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments as they are."""
-        return dict(kwargs)
+        """The members of the object; TypeError for what is none."""
+        given = (*args, *kwargs.values())
+        if len(given) != 1 or not isinstance(given[0], Mapping):
+            raise TypeError("the arguments of a tool are one object of names and values")
+        return dict(given[0])
 
     def unbind(self, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments as they are."""
-        return (), dict(arguments)
+        """The object."""
+        return (dict(arguments),), {}
 
 
 def _module_of(fn: Any) -> str:
@@ -243,8 +247,8 @@ class Tool:
         self.self_key = self_key
         self.guards = guards
         self.open = open
-        """Whether it takes any arguments by name, as a `ForeignTool` does."""
-        self._binders: dict[bool, Binder] = {}
+        """Whether it takes its arguments in one object, as a `ForeignTool` does."""
+        self._binders: dict[bool, Binder | OpenBinder] = {}
         self._schema: Arguments | None = None
         self.outside: tuple[int, Admission] | None = None
         """Its plan outside of any run, and under which settings it was compiled."""
@@ -255,11 +259,11 @@ class Tool:
             self._schema = Arguments(self.fn, skip_first=skip_first)
         return self._schema
 
-    def binder(self, bound: bool) -> Binder:
+    def binder(self, bound: bool) -> Binder | OpenBinder:
         """The binder for calls with (a method) or without self."""
         binder = self._binders.get(bound)
         if binder is None:
-            binder = self._binders[bound] = (OpenBinder if self.open else Binder)(self.fn, bound)
+            binder = self._binders[bound] = OpenBinder() if self.open else Binder(self.fn, bound)
         return binder
 
     def estimate(self, call: ToolCall) -> tuple[tuple[str, int], ...]:

@@ -34,22 +34,22 @@ class ForeignTool:
         The body gets a dict of its own, edited where an approver edited it. Raises what the body raises,
         and ToolCallRefused.
         """
-        result: R = call_sync(self._sync, lambda **given: body(given), None, (), dict(arguments), id)
+        result: R = call_sync(self._sync, body, None, (dict(arguments),), {}, id)
         return result
 
     async def acall(
         self, arguments: Mapping[str, Any], body: Callable[[dict[str, Any]], Awaitable[R]], id: str | None = None
     ) -> R:
         """`call` for async bodies."""
-        result: R = await call_async(self._async, lambda **given: body(given), None, (), dict(arguments), id)
+        result: R = await call_async(self._async, body, None, (dict(arguments),), {}, id)
         return result
 
 
-def _sync(**arguments: Any) -> None:
+def _sync(arguments: Mapping[str, Any]) -> None:
     """Stands for the body, which comes with the call."""
 
 
-async def _async(**arguments: Any) -> None:
+async def _async(arguments: Mapping[str, Any]) -> None:
     """Stands for the body, which comes with the call."""
 
 

@@ -28,6 +28,7 @@ __all__ = [
     "GuardedTool",
     "instance_of",
     "make_tool",
+    "name_of",
     "needs_self",
     "tool_of",
 ]
@@ -119,7 +120,7 @@ def tool_of(decorated: Any) -> Tool:
     return decorated._self_tool  # type: ignore[no-any-return]  # set in DecoratedTool.__init__
 
 
-def _name_of(fn: Any, name: str | None) -> str:
+def name_of(fn: Any, name: str | None) -> str:
     if name is None:
         inner = fn
         while isinstance(inner, functools.partial | staticmethod | classmethod):
@@ -159,7 +160,7 @@ def make_tool(fn: Any, options: Mapping[str, Any], guards: tuple[Guard, ...], *,
         fn,
         Tool(
             fn,
-            name=_name_of(fn, options["name"]),
+            name=name_of(fn, options["name"]),
             cost=() if callable(cost) else costs(cost, "tool(cost"),
             cost_fn=cost if callable(cost) else None,
             approve=_flag(options["approve"], "tool(approve"),
