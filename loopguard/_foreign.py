@@ -45,11 +45,11 @@ class ForeignTool:
         return result
 
 
-def _sync(arguments: Mapping[str, Any]) -> None:
+def _sync(arguments: Mapping[str, Any]) -> Any:
     """Stands for the body, which comes with the call."""
 
 
-async def _async(arguments: Mapping[str, Any]) -> None:
+async def _async(arguments: Mapping[str, Any]) -> Any:
     """Stands for the body, which comes with the call."""
 
 
