@@ -26,8 +26,8 @@ def error_result(text: str) -> CallToolResult:
 def halted_result(halted: LoopHalted) -> CallToolResult:
     """For where LoopHalted, a BaseException, would take a whole server down: the run stays halted."""
     return error_result(
-        f"This session was stopped: {halted.count} calls in a row were refused. No further tool will run in it; "
-        f"give your final answer now. The last refusal: {halted.refusal}"
+        f"This session was stopped after {halted.count} refused calls in a row. No further tool will run in it: give "
+        f"your final answer now. The last refusal: {halted.refusal}"
     )
 
 

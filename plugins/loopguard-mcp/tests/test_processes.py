@@ -1,0 +1,146 @@
+"""Whatever ends, and however: the other side ends too, and nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and process groups")
+
+
+@contextmanager
+def started(bench: Any, server: str) -> Iterator[subprocess.Popen[str]]:
+    """The proxy before a server, after their handshake."""
+    pipe = subprocess.PIPE
+    environment = {**os.environ, **bench.env}
+    hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+    with subprocess.Popen(
+        bench.command(server), env=environment, stdin=pipe, stdout=pipe, stderr=bench.log, text=True
+    ) as proxy:
+        try:
+            assert tell(proxy, 1, "initialize", hello)["result"]["serverInfo"]
+            yield proxy
+        finally:
+            proxy.kill()
+
+
+def tell(proxy: subprocess.Popen[str], id: int, method: str, params: Any) -> Any:
+    """Send a request, and read its answer."""
+    assert proxy.stdin is not None
+    assert proxy.stdout is not None
+    proxy.stdin.write(json.dumps({"jsonrpc": "2.0", "id": id, "method": method, "params": params}) + "\n")
+    proxy.stdin.flush()
+    return json.loads(proxy.stdout.readline())
+
+
+def children(pid: int) -> list[int]:
+    """The processes below one, all generations."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:  # it has gone meanwhile
+            continue
+        if int(fields[1]) == pid and fields[0] != "Z":
+            child = int(stat.parent.name)
+            found += [child, *children(child)]
+    return found
+
+
+def gone(pids: list[int], within: float) -> bool:
+    """Whether all of them end in time."""
+    end = time.monotonic() + within
+    while time.monotonic() < end:
+        if not any(running(pid) for pid in pids):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def running(pid: int) -> bool:
+    """Whether a process is there, and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+linux = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+
+
+@linux
+@pytest.mark.parametrize("server", ["raw.py", "raw.py --stay"])
+def test_a_killed_proxy_leaves_no_orphan(bench: Any, server: str) -> None:
+    """After kill -9 the server ends, also one that stays when its input ends."""
+    bench.tools()
+    with started(bench, server) as proxy:
+        family = children(proxy.pid)
+        assert len(family) == 2  # the keeper and the server
+        proxy.kill()
+        proxy.wait()
+        assert gone(family, 10)
+        if server.endswith("--stay"):
+            assert (bench.folder / "stays").exists()  # it had its chance
+
+
+@linux
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
+def test_a_signalled_proxy_takes_the_server_along(bench: Any, end: signal.Signals) -> None:
+    """However the host ends the proxy."""
+    bench.tools()
+    with started(bench, "raw.py --stay") as proxy:
+        family = children(proxy.pid)
+        proxy.send_signal(end)
+        assert proxy.wait(20) != 0
+        assert gone(family, 10)
+
+
+@linux
+def test_the_end_of_the_agents_input_ends_the_server(bench: Any) -> None:
+    """Closing standard input ends the session with 0, and a server that stays is made to go."""
+    bench.tools()
+    with started(bench, "raw.py --stay") as proxy:
+        family = children(proxy.pid)
+        assert proxy.stdin is not None
+        proxy.stdin.close()
+        assert proxy.wait(20) == 0
+        assert gone(family, 1)
+
+
+@linux
+def test_a_killed_server_ends_the_proxy_though_its_input_is_open(bench: Any) -> None:
+    """The agent sees the end of standard output, and the proxy ends with 1."""
+    bench.tools()
+    with started(bench, "raw.py") as proxy:
+        keeper, server = children(proxy.pid)
+        os.kill(server, signal.SIGKILL)
+        assert proxy.stdout is not None
+        assert proxy.stdout.read() == ""
+        assert proxy.wait(20) == 1
+        assert gone([keeper], 1)
+        assert "server: the server was ended by SIGKILL" in bench.said
+
+
+@linux
+def test_an_agent_that_is_gone_ends_the_session(bench: Any) -> None:
+    """Nobody reads standard output any more: the proxy and the server end."""
+    bench.tools({"name": "a", "inputSchema": {"type": "object"}})
+    with started(bench, "raw.py") as proxy:
+        family = children(proxy.pid)
+        assert proxy.stdout is not None
+        assert proxy.stdin is not None
+        proxy.stdout.close()
+        proxy.stdin.write('{"jsonrpc": "2.0", "id": 2, "method": "tools/list"}\n')
+        proxy.stdin.flush()
+        assert proxy.wait(20) == 0
+        assert gone(family, 1)
+        assert "the agent is gone" in bench.said
