@@ -15,6 +15,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from loopguard import Budget, BudgetExceeded, ConfigurationError, Guard, MaxSteps, ToolCallRefused, ask_in_terminal
 from loopguard._policy import APPROVERS, KINDS, schema
@@ -101,6 +102,15 @@ def test_the_hash_names_the_text_of_the_policy(write: Write) -> None:
     path = write(text)
     assert Guard.from_toml(str(path)).policy_hash == f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
     assert Guard(MaxSteps(1)).policy_hash is None
+
+
+def test_the_hash_is_on_the_spans_of_the_runs_it_governs(write: Write, exporter: InMemorySpanExporter) -> None:
+    """In Jaeger a run says under which policy it ran, and one of Python's says nothing."""
+    for guard in (Guard.from_toml(write("")), Guard()):
+        with guard.scope():
+            pass
+    told = [dict(span.attributes or {}).get("loopguard.policy.hash") for span in exporter.get_finished_spans()]
+    assert told == [f"sha256:{hashlib.sha256(b'').hexdigest()}", None]
 
 
 # --- what is refused -----------------------------------------------------------------------------

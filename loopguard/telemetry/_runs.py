@@ -25,6 +25,9 @@ class RunSpan:
         }
         if run.max is not None:
             attributes[names.LOOP_MAX_ITERATIONS] = run.max
+        policies = [guard.policy_hash for guard in run.guards if guard.policy_hash is not None]
+        if policies:
+            attributes[names.POLICY_HASH] = ", ".join(policies)
         self.span = spans.start_span(f"{names.INVOKE_AGENT} {run.name}", attributes)
         context = self.span.get_span_context()
         run.trace_id = format(context.trace_id, "032x") if context.is_valid else None
