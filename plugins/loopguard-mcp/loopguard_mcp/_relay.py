@@ -27,8 +27,9 @@ from mcp_types import (
     JSONRPCResponse,
     RequestId,
 )
+from opentelemetry.context import attach
 
-from loopguard import ConfigurationError, LoopHalted, charge
+from loopguard import ConfigurationError, LoopHalted, charge, telemetry
 from loopguard.redaction import display, display_name, redact_error
 from loopguard_mcp import _methods as methods
 from loopguard_mcp._calls import Tools, error_result, halted_result
@@ -186,10 +187,12 @@ class Relay:
         why_not = self._definitions.why_not(name)
         if why_not is not None:
             return self._refused(name, error_result(why_not))
+        if isinstance(meta, dict) and "traceparent" in meta:
+            attach(telemetry.extract(meta))  # the agent's trace; for the rest of this request's own task
         ids = itertools.chain([id], self._own_ids())  # Retry asks again, and an id is used once
 
         async def call(given: dict[str, Any]) -> Answer:
-            return await self._ask_server(next(ids), "tools/call", {**params, "arguments": given})
+            return await self._ask_server(next(ids), "tools/call", _traced({**params, "arguments": given}))
 
         try:
             result = await self._tools.call(name, arguments or {}, call)
@@ -293,6 +296,13 @@ class Relay:
 
     def _drop(self, side: str, method: str) -> None:
         self._tell(f"not passed on, from {side}: {display(method, 200)}")
+
+
+def _traced(params: dict[str, Any]) -> dict[str, Any]:
+    """The parameters with the current span in their ``_meta``, as the SDK's servers look for it there."""
+    carrier: dict[str, str] = {}
+    telemetry.inject(carrier)
+    return {**params, "_meta": {**(params.get("_meta") or {}), **carrier}} if carrier else params
 
 
 ENDED = "the MCP server has ended; what loopguard mcp-proxy wrote to standard error says how"

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from mcp import StdioServerParameters, stdio_client, stdio_server
 
-from loopguard import ConfigurationError, Guard
+from loopguard import ConfigurationError, Guard, configure_telemetry
 from loopguard.redaction import display_value
 from loopguard_mcp import _keeper
 from loopguard_mcp._calls import Tools
@@ -47,6 +47,8 @@ def mcp_proxy(
         if repin:
             file.unlink(missing_ok=True)
         known = Pins(file)
+        if any(name in os.environ for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")):
+            configure_telemetry("loopguard mcp-proxy")
     except ConfigurationError as exc:
         say(str(exc))
         raise typer.Exit(1) from None

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, TextIO
 
 import pytest
 from mcp import Client, StdioServerParameters, stdio_client
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 SERVERS = Path(__file__).parent / "servers"
 
@@ -85,3 +89,48 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     (tmp_path / "plugin" / "asker.py").write_text((SERVERS / "asker.py").read_text())
     with (tmp_path / "log").open("w") as log:
         yield Bench(tmp_path, log)
+
+
+class Collector(ThreadingHTTPServer):
+    """An OTLP collector on 127.0.0.1 that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        collector = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                if self.path.endswith("/traces"):
+                    collector.bodies.append(gzip.decompress(body) if self.headers["Content-Encoding"] else body)
+                self.send_response(200)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: Any) -> None:
+                """Standard error is no place for this."""
+
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+    def spans(self) -> list[Any]:
+        """All spans that arrived."""
+        requests = [ExportTraceServiceRequest.FromString(body) for body in self.bodies]
+        return [
+            span
+            for request in requests
+            for part in request.resource_spans
+            for scope in part.scope_spans
+            for span in scope.spans
+        ]
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    """A collector that is listening."""
+    with Collector() as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()

@@ -296,3 +296,23 @@ def test_standard_output_carries_the_protocol_alone(bench: Any) -> None:
     )
     assert (done.returncode, done.stdout) == (0, "")
     assert "sha256:" in done.stderr
+
+
+def test_the_agents_trace_goes_through_and_the_policy_is_on_the_span(bench: Any, collector: Any) -> None:
+    """The call's span is a child of the agent's, the server gets the call's, and the run names its policy."""
+    bench.policy("[MaxSteps]\nn = 5\n")
+    bench.tools({"name": "echo", "inputSchema": {"type": "object"}})
+    bench.env["OTEL_EXPORTER_OTLP_ENDPOINT"] = collector.url
+    agent = f"00-{'a' * 32}-{'b' * 16}-01"
+
+    async def main() -> str:
+        async with bench.client("raw.py") as client:
+            return text(await client.call_tool("echo", {}, meta={"traceparent": agent, "progressToken": 1}))
+
+    assert asyncio.run(main()) == "{}"
+    spans = {span.name: span for span in collector.spans()}
+    tool, run = spans["execute_tool echo"], spans["invoke_agent mcp-proxy"]
+    assert (tool.trace_id.hex(), tool.parent_span_id.hex()) == ("a" * 32, "b" * 16)
+    attributes = {each.key: each.value.string_value for each in run.attributes}
+    assert attributes["loopguard.policy.hash"].startswith("sha256:")
+    assert f"server: traced 00-{'a' * 32}-{tool.span_id.hex()}-01" in bench.said

@@ -48,6 +48,9 @@ def result_of(request: dict[str, Any]) -> dict[str, Any]:
         send(id="server-1", method="strange/request", params={})
         send(id="server-2", method="sampling/createMessage", params={"messages": [], "maxTokens": 1})
         send(id="nobody asked", result={})
+    if method == "tools/call" and params["name"] == "echo":
+        sys.stderr.write(f"traced {params['_meta']['traceparent']}\n")
+        sys.stderr.flush()
     if method == "tools/call" and params["name"] == "announce":
         send(method="notifications/tools/list_changed")
     if method == "tools/call" and params["name"] == "input":
