@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from loopguard import ApproveTool, Guard, ToolCallRefused
+from loopguard import ApproveTool, Guard, LoopGuardError
 from loopguard.redaction import display, display_name
 from loopguard_mcp._pins import Pins, digest_of
 
 __all__ = ["Approve", "Definitions", "approver_of"]
 
 Approve = Callable[[str, Mapping[str, Any]], Awaitable[None]]
-"""Asks about a change, ``(name of the tool, what changed)``; raises ToolCallRefused unless the answer is yes."""
+"""Asks about a change, ``(name of the tool, what changed)``; raises LoopGuardError unless the answer is yes."""
 
 
 def approver_of(policy: Guard) -> Approve | None:
@@ -94,10 +94,10 @@ class Definitions:
         }
         try:
             await approve(name, change)
-        except ToolCallRefused as refusal:
-            self._tell(f"still withheld: {display(str(refusal))}")
+            self._pins.pin(definition)
+        except LoopGuardError as exc:  # refused, or nobody could be asked, or the pin couldn't be kept
+            self._tell(f"still withheld: {display(str(exc))}")
             return False
-        self._pins.pin(definition)
         self._held[name] = True
         self._tell(f"approved and pinned: the new definition of {display_name(name)}")
         return True

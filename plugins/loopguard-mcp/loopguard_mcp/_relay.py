@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import contextvars
 import itertools
-from collections.abc import Callable, Coroutine, Iterator
+import secrets
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeAlias
 
 import anyio
@@ -81,7 +82,8 @@ class Relay:
         """Those that the server has."""
         self._asked: set[RequestId] = set()
         """The server's, that the agent has."""
-        self._numbers = itertools.count(1)
+        self._own_ids = (f"loopguard-{secrets.token_hex(8)}" for _ in itertools.repeat(None))
+        """Of requests that the agent didn't make."""
         self._handshake = False
         self._questions: set[asyncio.Task[None]] = set()
         """About definitions that changed."""
@@ -189,7 +191,7 @@ class Relay:
             return self._refused(name, error_result(why_not))
         if isinstance(meta, dict) and "traceparent" in meta:
             attach(telemetry.extract(meta))  # the agent's trace; for the rest of this request's own task
-        ids = itertools.chain([id], self._own_ids())  # Retry asks again, and an id is used once
+        ids = itertools.chain([id], self._own_ids)  # Retry asks again, and an id is used once
 
         async def call(given: dict[str, Any]) -> Answer:
             return await self._ask_server(next(ids), "tools/call", _traced({**params, "arguments": given}))
@@ -217,7 +219,7 @@ class Relay:
             params: dict[str, Any] = {"_meta": envelope} if envelope else {}
             cursor: Any = None
             while True:
-                page = await self._ask_server(next(self._own_ids()), "tools/list", params)
+                page = await self._ask_server(next(self._own_ids), "tools/list", params)
                 self._shown(page)
                 if page.get("nextCursor") in (None, cursor):
                     break
@@ -241,9 +243,6 @@ class Relay:
             await self._send(self._to_agent, changed)
 
     # -- to the server ---------------------------------------------------------------------------
-
-    def _own_ids(self) -> Iterator[str]:
-        return (f"loopguard-{number}" for number in self._numbers)
 
     async def _ask_server(self, id: RequestId, method: str, params: dict[str, Any] | None) -> Answer:
         """The server's result. Raises MCPError for an error, or if the server has ended."""

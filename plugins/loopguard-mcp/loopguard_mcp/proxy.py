@@ -15,7 +15,7 @@ import typer
 from mcp import StdioServerParameters, stdio_client, stdio_server
 
 from loopguard import ConfigurationError, Guard, configure_telemetry
-from loopguard.redaction import display_value
+from loopguard.redaction import display
 from loopguard_mcp import _keeper
 from loopguard_mcp._calls import Tools
 from loopguard_mcp._definitions import Definitions, approver_of
@@ -49,10 +49,11 @@ def mcp_proxy(
         known = Pins(file)
         if any(name in os.environ for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")):
             configure_telemetry("loopguard mcp-proxy")
-    except ConfigurationError as exc:
+    except (ConfigurationError, OSError) as exc:
         say(str(exc))
-        raise typer.Exit(1) from None
-    say(f"policy {policy} {guard.policy_hash}, server {display_value(list(server))}, pins {file}")
+        raise typer.Exit(2) from None
+    more = " …" if server[1:] else ""  # arguments may be secret
+    say(f"policy {policy} {guard.policy_hash}, server {display(server[0])}{more}, pins {file}")
     by_agent = asyncio.run(serve(guard, known, command, sampling=allow_sampling))
     raise typer.Exit(0 if by_agent else 1)
 

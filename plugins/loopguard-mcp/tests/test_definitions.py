@@ -289,5 +289,5 @@ def test_a_broken_file_keeps_the_proxy_from_starting(bench: Any) -> None:
     path.write_text("{")
     command = bench.command("demo.py", "--pins", str(path))
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "holds no pins. Put it back as it was, or remove it" in done.stderr

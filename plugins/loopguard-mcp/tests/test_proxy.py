@@ -280,11 +280,11 @@ def test_a_server_that_dies_is_told_clearly(bench: Any) -> None:
     ],
 )
 def test_what_cannot_work_says_so_at_once(bench: Any, server: str, policy: str, why: str) -> None:
-    """A wrong command or policy ends the proxy with 1, and standard output stays clean."""
+    """A wrong command or policy ends the proxy with 2, and standard output stays clean."""
     bench.policy(policy)
     command = [*bench.command("demo.py")[:-2], server]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert why in done.stderr
     assert done.stdout == ""
 
