@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import asyncio
 
-from loopguard_mcp import guard_session
 from mcp import Client
 from mcp.server import MCPServer
 
 from loopguard import Budget, Guard
+from loopguard_mcp import guard_session
 
 server = MCPServer("shop", log_level="ERROR")  # any server, in this process so that the example is offline
 

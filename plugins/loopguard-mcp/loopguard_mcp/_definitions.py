@@ -36,8 +36,9 @@ async def _nothing(change: Mapping[str, Any]) -> None:
 class Definitions:
     """Which tools may be shown and called."""
 
-    def __init__(self, pins: Pins, tell: Callable[[str], None]) -> None:
+    def __init__(self, pins: Pins, approve: Approve | None, tell: Callable[[str], None]) -> None:
         self._pins = pins
+        self._approve = approve
         self._tell = tell
         self._held: dict[str, bool] = {}
         self._asked: set[str] = set()
@@ -76,10 +77,10 @@ class Definitions:
             self._tell(f"withheld, since its definition changed: {display_name(each['name'])}")
         return [each for each in named if each["name"] not in withheld], list(to_ask.values())
 
-    async def ask(self, definition: dict[str, Any], approve: Approve | None) -> bool:
+    async def ask(self, definition: dict[str, Any]) -> bool:
         """Whether a changed definition is approved; then it is pinned."""
         name = definition["name"]
-        if approve is None:
+        if self._approve is None:
             self._tell(
                 f"nobody can be asked about {display_name(name)}: put an ApproveTool into the policy, or look at its "
                 f"definition yourself and start once with --repin"
@@ -93,7 +94,7 @@ class Definitions:
             if before.get(key) != definition.get(key)
         }
         try:
-            await approve(name, change)
+            await self._approve(name, change)
             self._pins.pin(definition)
         except LoopGuardError as exc:  # refused, or nobody could be asked, or the pin couldn't be kept
             self._tell(f"still withheld: {display(str(exc))}")

@@ -34,7 +34,7 @@ from loopguard import ConfigurationError, LoopHalted, charge, telemetry
 from loopguard.redaction import display, display_name, redact_error
 from loopguard_mcp import _methods as methods
 from loopguard_mcp._calls import Tools, error_result, halted_result
-from loopguard_mcp._definitions import Approve, Definitions
+from loopguard_mcp._definitions import Definitions
 
 __all__ = ["Relay"]
 
@@ -52,6 +52,8 @@ class Writes(Protocol):
 
 
 Answer: TypeAlias = dict[str, Any]
+PAGES = 1_000
+"""Of a listing, at most."""
 
 
 class Relay:
@@ -61,7 +63,6 @@ class Relay:
         self,
         tools: Tools,
         definitions: Definitions,
-        approve: Approve | None,
         *,
         sampling: bool,
         to_agent: Writes,
@@ -70,7 +71,6 @@ class Relay:
     ) -> None:
         self._tools = tools
         self._definitions = definitions
-        self._approve = approve
         self._sampling = sampling
         self._to_agent = to_agent
         self._to_server = to_server
@@ -136,16 +136,16 @@ class Relay:
             task.add_done_callback(lambda _: self._requests.pop(message.id, None))
         elif isinstance(message, JSONRPCNotification):
             if message.method == "notifications/cancelled":
-                request = self._requests.get((message.params or {}).get("requestId", ""))
-                if request is not None:
-                    request.cancel()
+                which = (message.params or {}).get("requestId")
+                if isinstance(which, int | str) and which in self._requests:
+                    self._requests[which].cancel()
             elif message.method in methods.AGENT_NOTIFICATIONS:
-                await self._send(self._to_server, message)
+                self._send_server(message)
             else:
                 self._drop("the agent", message.method)
         elif message.id in self._asked:
             self._asked.discard(message.id)
-            await self._send(self._to_server, message)
+            self._send_server(message)
 
     async def _request(self, request: JSONRPCRequest) -> None:
         answer: JSONRPCMessage
@@ -217,15 +217,14 @@ class Relay:
                 return
             envelope = {key: value for key, value in (meta or {}).items() if key.startswith("io.modelcontextprotocol/")}
             params: dict[str, Any] = {"_meta": envelope} if envelope else {}
-            cursor: Any = None
-            while True:
+            for _ in range(PAGES):
                 page = await self._ask_server(next(self._own_ids), "tools/list", params)
                 self._shown(page)
-                if page.get("nextCursor") in (None, cursor):
-                    break
-                cursor = page["nextCursor"]
-                params = {**params, "cursor": cursor}
-            self._definitions.listed = changes
+                if page.get("nextCursor") is None:
+                    self._definitions.listed = changes
+                    return
+                params = {**params, "cursor": page["nextCursor"]}
+            raise MCPError(INTERNAL_ERROR, f"the server's list of tools doesn't end after {PAGES} pages")
 
     def _shown(self, listing: Answer) -> Answer:
         """A listing without the tools that changed; somebody is asked about these."""
@@ -238,11 +237,16 @@ class Relay:
         return {**listing, "tools": tools}
 
     async def _ask_about(self, definition: dict[str, Any]) -> None:
-        if await self._definitions.ask(definition, self._approve) and self._handshake:
+        if await self._definitions.ask(definition) and self._handshake:
             changed = JSONRPCNotification(jsonrpc="2.0", method="notifications/tools/list_changed")
             await self._send(self._to_agent, changed)
 
     # -- to the server ---------------------------------------------------------------------------
+
+    def _send_server(self, message: JSONRPCMessage) -> None:
+        """Send it without waiting: a server that doesn't read must not keep us from hearing the agent."""
+        if not self._over:
+            self._group.create_task(self._send(self._to_server, message))
 
     async def _ask_server(self, id: RequestId, method: str, params: dict[str, Any] | None) -> Answer:
         """The server's result. Raises MCPError for an error, or if the server has ended."""
@@ -255,9 +259,8 @@ class Relay:
             await self._send(self._to_server, JSONRPCRequest(jsonrpc="2.0", id=id, method=method, params=params))
             result = await future
         except asyncio.CancelledError:  # by the agent, or by a Timeout of the policy
-            if not self._over:
-                told = JSONRPCNotification(jsonrpc="2.0", method="notifications/cancelled", params={"requestId": id})
-                self._group.create_task(self._send(self._to_server, told))
+            params = {"requestId": id}
+            self._send_server(JSONRPCNotification(jsonrpc="2.0", method="notifications/cancelled", params=params))
             raise
         finally:
             del self._waiting[id]
@@ -285,10 +288,10 @@ class Relay:
             await self._send(self._to_agent, message)
         elif message.method not in methods.SERVER_REQUESTS:
             self._drop("the server", message.method)
-            await self._send(self._to_server, _error(message.id, METHOD_NOT_FOUND, "the proxy doesn't pass this on"))
+            self._send_server(_error(message.id, METHOD_NOT_FOUND, "the proxy doesn't pass this on"))
         elif message.method == methods.SAMPLING and not self._sampling:
             self._drop("the server", message.method)
-            await self._send(self._to_server, _error(message.id, INVALID_REQUEST, "sampling is denied"))
+            self._send_server(_error(message.id, INVALID_REQUEST, "sampling is denied"))
         else:
             self._asked.add(message.id)
             await self._send(self._to_agent, message)

@@ -86,8 +86,7 @@ async def serve(guard: Guard, pins: Pins, command: Sequence[str], *, sampling: b
                 log.started()
                 relay = Relay(
                     Tools(guard),
-                    Definitions(pins, say),
-                    approver_of(guard),
+                    Definitions(pins, approver_of(guard), say),
                     sampling=sampling,
                     to_agent=to_agent,
                     to_server=to_server,

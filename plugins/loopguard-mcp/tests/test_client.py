@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 import pytest
-from loopguard_mcp import guard_session
 from mcp import Client, ClientSession
 from mcp.server import MCPServer
 
@@ -21,6 +20,7 @@ from loopguard import (
     current_run,
     loop,
 )
+from loopguard_mcp import guard_session
 
 
 def text(result: Any) -> str:

@@ -11,9 +11,9 @@ from typing import Any
 
 import mcp_types as types
 import pytest
-from loopguard_mcp._pins import Pins, digest_of, pins_beside
 
 from loopguard import ConfigurationError
+from loopguard_mcp._pins import Pins, digest_of, pins_beside
 
 
 def text(result: Any) -> str:

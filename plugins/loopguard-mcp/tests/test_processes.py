@@ -33,12 +33,17 @@ def started(bench: Any, server: str) -> Iterator[subprocess.Popen[str]]:
             proxy.kill()
 
 
-def tell(proxy: subprocess.Popen[str], id: int, method: str, params: Any) -> Any:
-    """Send a request, and read its answer."""
+def write(proxy: subprocess.Popen[str], **message: Any) -> None:
+    """Send a message."""
     assert proxy.stdin is not None
-    assert proxy.stdout is not None
-    proxy.stdin.write(json.dumps({"jsonrpc": "2.0", "id": id, "method": method, "params": params}) + "\n")
+    proxy.stdin.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
     proxy.stdin.flush()
+
+
+def tell(proxy: subprocess.Popen[str], id: int | str, method: str, params: Any) -> Any:
+    """Send a request, and read its answer."""
+    write(proxy, id=id, method=method, params=params)
+    assert proxy.stdout is not None
     return json.loads(proxy.stdout.readline())
 
 
@@ -144,3 +149,41 @@ def test_an_agent_that_is_gone_ends_the_session(bench: Any) -> None:
         assert proxy.wait(20) == 0
         assert gone(family, 1)
         assert "the agent is gone" in bench.said
+
+
+def test_a_call_that_is_cancelled_while_a_person_is_asked_never_runs(bench: Any) -> None:
+    """The question is withdrawn with the call, nothing is answered, and a late yes changes nothing."""
+    bench.policy('[ApproveTool]\napprover = "asker"\nonly = "pay"\n')
+    with started(bench, "demo.py") as proxy:
+        write(proxy, method="notifications/initialized")
+        call = {"name": "pay", "arguments": {"order": "o1", "amount": 1}}
+        write(proxy, id=2, method="tools/call", params=call)
+        while not bench.asked:
+            time.sleep(0.01)
+        write(proxy, method="notifications/cancelled", params={"requestId": ["no", "id"]})
+        write(proxy, method="notifications/cancelled", params={"requestId": 2})
+        assert tell(proxy, 3, "ping", {})["id"] == 3
+        bench.answer("yes")
+        assert tell(proxy, 4, "tools/call", {"name": "search", "arguments": {"query": "q"}})["id"] == 4
+        assert tell(proxy, 5, "tools/call", {"name": "search", "arguments": {"query": "r"}, "task": {}})["error"]
+    assert bench.ran == ["search q"]
+
+
+def test_a_listing_without_end_is_given_up(bench: Any) -> None:
+    """A server can't keep the proxy busy for ever."""
+    bench.tools({"name": "endless", "inputSchema": {"type": "object"}})
+    with started(bench, "raw.py --endless") as proxy:
+        answer = tell(proxy, 2, "tools/call", {"name": "endless"})
+    assert answer["error"]["message"] == "the server's list of tools doesn't end after 1000 pages"
+
+
+def test_an_id_in_use_is_not_taken_twice(bench: Any) -> None:
+    """The second request of an id is refused, the first is answered."""
+    bench.policy('[ApproveTool]\napprover = "asker"\nonly = "pay"\n')
+    with started(bench, "demo.py") as proxy:
+        call = {"name": "pay", "arguments": {"order": "o1", "amount": 1}}
+        write(proxy, id="one", method="tools/call", params=call)
+        assert tell(proxy, "one", "ping", {})["error"]["message"] == "this id is in use already"
+        bench.answer("no")
+        assert proxy.stdout is not None
+        assert json.loads(proxy.stdout.readline())["result"]["isError"] is True

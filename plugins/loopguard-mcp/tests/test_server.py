@@ -9,7 +9,6 @@ from typing import Any
 
 import mcp_types as types
 import pytest
-from loopguard_mcp import GuardMiddleware
 from mcp import Client
 from mcp.server import MCPServer, Server, ServerRequestContext
 
@@ -26,6 +25,7 @@ from loopguard import (
     current_run,
 )
 from loopguard.testing import capture
+from loopguard_mcp import GuardMiddleware
 
 
 def text(result: Any) -> str:

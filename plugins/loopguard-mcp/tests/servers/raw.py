@@ -40,7 +40,7 @@ def result_of(request: dict[str, Any]) -> dict[str, Any]:
         }
     if method == "tools/list":
         listed, start = tools(), int(params.get("cursor", 0))
-        more = {"nextCursor": str(start + 2)} if start + 2 < len(listed) else {}
+        more = {"nextCursor": str(start + 2)} if start + 2 < len(listed) or "--endless" in sys.argv else {}
         return {"tools": listed[start : start + 2], **more}
     if method == "tools/call" and params["name"] == "noise":
         sys.stdout.write("this is no message\n")
