@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, overload, runtime_checkable
 
 from loopguard._amounts import costs
 from loopguard._call import ASYNC, ASYNC_GENERATOR, GENERATOR, SYNC, Tool, check_callable
@@ -52,6 +52,7 @@ DEFAULTS = {
 }
 
 
+@runtime_checkable
 class GuardedTool(Protocol[P, R_co]):
     """A function whose every call passes the guardrails: it is called as before."""
 
