@@ -9,6 +9,7 @@ from mcp_types import CallToolResult, TextContent
 
 from loopguard import Guard, LoopHalted, ToolCallRefused, ToolTimeout
 from loopguard.redaction import display_name
+from loopguard.typing import ForeignTool
 
 __all__ = ["Tools", "error_result", "halted_result"]
 
@@ -36,7 +37,7 @@ class Tools:
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
-        self._tools: dict[str, Any] = {}
+        self._tools: dict[str, ForeignTool] = {}
 
     async def call(
         self, name: str, arguments: dict[str, Any], body: Callable[[dict[str, Any]], Awaitable[R]]
@@ -49,7 +50,6 @@ class Tools:
                 return error_result(f"{display_name(name)!r} was not run: {why}.")
             tool = self._tools[name] = self._guard.foreign(name)
         try:
-            result: R = await tool.acall(arguments, body)
-            return result
+            return await tool.acall(arguments, body)
         except (ToolCallRefused, ToolTimeout) as exc:
             return error_result(str(exc))
