@@ -27,6 +27,10 @@ if importlib.util.find_spec("loopguard_langchain"):
     from tests.scenarios.langchain_agent import LangChain
 
     DRIVERS.append(LangChain())
+if importlib.util.find_spec("loopguard_mcp"):
+    from tests.scenarios.mcp_session import McpSession
+
+    DRIVERS.append(McpSession())
 
 MODES = ("sync", "async", "stream")
 TURN = Decimal(OUTPUT_TOKENS * PRICES["m"]["output"]) / 10**6
