@@ -134,6 +134,18 @@ async def check_async_tools() -> None:
     await search.acall(1)  # type: ignore[arg-type]  # query is a str
 
 
+async def check_foreign_tools() -> None:
+    """A body that comes with the call gives the call its type."""
+
+    async def body(arguments: dict[str, object]) -> bytes:
+        return bytes(len(arguments))
+
+    lookup = guard.foreign("lookup", cost=0.01)
+    assert_type(lookup.call({"q": "x"}, len), int)
+    assert_type(await lookup.acall({"q": "x"}, body, "toolu_1"), bytes)
+    lookup.call("x", len)  # type: ignore[arg-type]  # the arguments are a mapping
+
+
 # --- @loop keeps the signature, and adds run -----------------------------------------------------
 
 
