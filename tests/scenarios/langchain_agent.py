@@ -10,8 +10,8 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, ToolMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.tools import StructuredTool
-from loopguard_langchain import GuardMiddleware
 
+from loopguard_langchain import GuardMiddleware
 from tests.scenarios.driver import MODEL, OUTPUT_TOKENS, PRICES, Agent, Driver, Result
 
 __all__ = ["LangChain"]
