@@ -47,7 +47,7 @@ class Tools:
         if tool is None:
             if not name or len(self._tools) >= MOST:
                 why = f"more than {MOST:,} different tools were called already" if name else "a tool has a name"
-                return error_result(f"{display_name(name)!r} was not run: {why}.")
+                return error_result(f"{display_name(name)} was not run: {why}.")
             tool = self._tools[name] = self._guard.foreign(name)
         try:
             return await tool.acall(arguments, body)

@@ -57,7 +57,7 @@ class Definitions:
                 f"has approved the change. Do without this tool."
             )
         names = ", ".join(map(display_name, sorted(self._held)[:30]))
-        return f"There is no tool {display_name(name)!r}, so nothing ran. There are: {names or 'none'}."
+        return f"There is no tool {display_name(name)}, so nothing ran. There are: {names or 'none'}."
 
     def look(self, listed: Any) -> tuple[list[Any], list[dict[str, Any]]]:
         """(the definitions that may be shown, those to ask about) of a listing; what is new gets pinned."""

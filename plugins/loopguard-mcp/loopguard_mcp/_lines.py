@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import CancelledError
 from typing import Self, TextIO
 
 from loopguard.redaction import display, redact_text
@@ -36,13 +38,15 @@ class Input:
 
     def _read(self) -> None:
         try:
-            for line in self._file:
-                self._put(line.decode(errors="replace"))
+            with contextlib.suppress(OSError):  # what can't be read any more has ended
+                for line in self._file:
+                    self._put(line.decode(errors="replace"))
             self._put(None)
-        except (OSError, RuntimeError):  # it can't be read, or the loop is closed: either way it is over
+        except (RuntimeError, CancelledError):  # the loop is closed, or about to be
             pass
 
     def _put(self, line: str | None) -> None:
+        """Wait until there is room: an agent mustn't fill the memory."""
         asyncio.run_coroutine_threadsafe(self._lines.put(line), self._loop).result()
 
     def close(self) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 from mcp import MCPError
 from mcp_types import CLIENT_CAPABILITIES_META_KEY, INVALID_REQUEST
 
+from loopguard import telemetry
+
 __all__ = [
     "AGENT_NOTIFICATIONS",
     "AGENT_REQUESTS",
@@ -21,6 +23,7 @@ __all__ = [
     "check_input_requests",
     "client_params",
     "server_result",
+    "traced",
 ]
 
 SAMPLING = "sampling/createMessage"
@@ -89,6 +92,13 @@ def server_result(method: str, result: dict[str, Any]) -> dict[str, Any]:
     if method in ("initialize", "server/discover"):
         return {**result, "capabilities": _only(result.get("capabilities"), SERVER_CAPABILITIES)}
     return result
+
+
+def traced(params: dict[str, Any]) -> dict[str, Any]:
+    """The parameters with the current span in their ``_meta``, where the SDK's servers look for it."""
+    carrier: dict[str, str] = {}
+    telemetry.inject(carrier)
+    return {**params, "_meta": {**(params.get("_meta") or {}), **carrier}} if carrier else params
 
 
 def check_input_requests(result: Mapping[str, Any]) -> None:

@@ -53,6 +53,10 @@ class Pins:
                 f"{path} holds no pins. Put it back as it was, or remove it to pin what the server offers now"
             ) from exc
 
+    def forget(self) -> None:
+        """Take what is listed next for the first sight. The file stays as it is until then."""
+        self._pins = {}
+
     def known(self, name: str) -> Mapping[str, Any] | None:
         """The definition that is pinned for a tool, None at first sight."""
         pin = self._pins.get(name)

@@ -169,7 +169,7 @@ class Relay:
         method, params = request.method, request.params
         if method not in methods.AGENT_REQUESTS:
             self._drop("the agent", method)
-            raise MCPError(METHOD_NOT_FOUND, f"loopguard mcp-proxy doesn't pass on {display(method, 200)!r}")
+            raise MCPError(METHOD_NOT_FOUND, f"loopguard mcp-proxy doesn't pass on {display(method, 200)}")
         if method == "tools/call":
             return await self._call_tool(request.id, params or {})
         if method == "resources/read":
@@ -194,7 +194,7 @@ class Relay:
         ids = itertools.chain([id], self._own_ids)  # Retry asks again, and an id is used once
 
         async def call(given: dict[str, Any]) -> Answer:
-            return await self._ask_server(next(ids), "tools/call", _traced({**params, "arguments": given}))
+            return await self._ask_server(next(ids), "tools/call", methods.traced({**params, "arguments": given}))
 
         try:
             result = await self._tools.call(name, arguments or {}, call)
@@ -298,13 +298,6 @@ class Relay:
 
     def _drop(self, side: str, method: str) -> None:
         self._tell(f"not passed on, from {side}: {display(method, 200)}")
-
-
-def _traced(params: dict[str, Any]) -> dict[str, Any]:
-    """The parameters with the current span in their ``_meta``, as the SDK's servers look for it there."""
-    carrier: dict[str, str] = {}
-    telemetry.inject(carrier)
-    return {**params, "_meta": {**(params.get("_meta") or {}), **carrier}} if carrier else params
 
 
 ENDED = "the MCP server has ended; what loopguard mcp-proxy wrote to standard error says how"

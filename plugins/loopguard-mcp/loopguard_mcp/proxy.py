@@ -44,14 +44,13 @@ def mcp_proxy(
         command = _resolved(server)
         guard = Guard.from_toml(policy)
         file = pins if pins is not None else pins_beside(policy, server)
-        if repin:
-            file.unlink(missing_ok=True)
         known = Pins(file)
-        if any(name in os.environ for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")):
-            configure_telemetry("loopguard mcp-proxy")
-    except (ConfigurationError, OSError) as exc:
+    except ConfigurationError as exc:
         say(str(exc))
         raise typer.Exit(2) from None
+    if repin:
+        known.forget()
+    _trace()
     more = " …" if server[1:] else ""  # arguments may be secret
     say(f"policy {policy} {guard.policy_hash}, server {display(server[0])}{more}, pins {file}")
     by_agent = asyncio.run(serve(guard, known, command, sampling=allow_sampling))
@@ -65,6 +64,15 @@ def _resolved(server: Sequence[str]) -> list[str]:
     if sys.platform == "win32":
         return [found, *server[1:]]
     return [sys.executable, "-I", "-S", _keeper.__file__, str(os.getpid()), found, *server[1:]]
+
+
+def _trace() -> None:
+    """Export spans where the standard variables name a collector; that it can't be reached is no reason to stop."""
+    if any(name in os.environ for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")):
+        try:
+            configure_telemetry("loopguard mcp-proxy")
+        except ConfigurationError as exc:
+            say(f"no traces: {exc}")
 
 
 def _environment() -> dict[str, str]:
