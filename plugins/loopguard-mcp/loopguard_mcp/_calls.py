@@ -45,8 +45,10 @@ class Tools:
         """What ``body(arguments)`` returns, or the result that says why it was refused. Raises what it raises."""
         tool = self._tools.get(name)
         if tool is None:
-            if not name or len(self._tools) >= MOST:
-                why = f"more than {MOST:,} different tools were called already" if name else "a tool has a name"
+            if not name:
+                return error_result("Nothing was run: a call needs the name of a tool.")
+            if len(self._tools) >= MOST:
+                why = f"more than {MOST:,} different tools were called already"
                 return error_result(f"{display_name(name)} was not run: {why}.")
             tool = self._tools[name] = self._guard.foreign(name)
         try:

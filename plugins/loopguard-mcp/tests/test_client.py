@@ -21,6 +21,7 @@ from loopguard import (
     loop,
 )
 from loopguard_mcp import guard_session
+from loopguard_mcp._calls import Tools
 
 
 def text(result: Any) -> str:
@@ -156,3 +157,21 @@ def test_halting_is_raised_where_there_is_no_loop() -> None:
                     await client.call_tool("buy", {"item": "3"})
 
     asyncio.run(main())
+
+
+def test_made_up_names_fill_no_memory() -> None:
+    """A tool needs a name, and whoever makes ten thousand up is not given one more."""
+    tools = Tools(Guard(MaxSteps(0)))
+
+    async def body(arguments: dict[str, Any]) -> str:
+        return "ran"
+
+    async def main() -> list[str]:
+        for n in range(10_000):
+            await tools.call(f"tool {n}", {}, body)
+        return [text(await tools.call(name, {}, body)) for name in ("", "one more", "tool 1")]
+
+    nameless, more, known = asyncio.run(main())
+    assert "a call needs the name of a tool" in nameless
+    assert "one more was not run: more than 10,000 different tools were called already" in more
+    assert "allows no tool calls" in known or "allows 0 tool calls" in known
