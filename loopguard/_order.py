@@ -53,8 +53,7 @@ def compile_plan(tool: Tool, run: Run | None) -> Admission:
 
 def _stations(tool: Tool, run: Run) -> list[tuple[Run, tuple[Any, ...]]]:
     """Which guards stand on which run, outermost first; a tool's own where they stand, else on the outermost."""
-    own = run.adopt(tool.guards)
-    root = run.root
+    own, root = run.adopt(tool.guards), run.root
     return [
         (ancestor, tuple(dict.fromkeys((*ancestor.guards, *(own if ancestor is root else ())))))
         for ancestor in run.chain

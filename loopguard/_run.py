@@ -273,10 +273,11 @@ class Run:
         standing = {guard for run in self.chain for guard in run.guards}
         own = tuple(guard for guard in guards if guard not in standing)
         root = self.root
-        for guard in own:
-            if guard not in root.adopted:
-                root.adopted = (*root.adopted, guard)
-                guard.join(root)
+        with LOCK:
+            new = tuple(guard for guard in own if guard not in root.adopted)
+            root.adopted += new
+        for guard in new:
+            guard.join(root)
         return own
 
     def overdue(self) -> bool:

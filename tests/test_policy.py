@@ -282,6 +282,14 @@ def test_the_examples_fit_the_schema_and_are_read(path: Path) -> None:
     assert Guard.from_toml(path).guardrails
 
 
+def test_the_pages_policy_is_read_as_it_stands(write: Write) -> None:
+    """docs/policy-files.md shows a file that works."""
+    page = POLICIES[0].parents[2].joinpath("docs", "policy-files.md").read_text(encoding="utf-8")
+    text = page.partition("```toml\n")[2].partition("```")[0]
+    jsonschema.Draft202012Validator(schema()).validate(tomllib.loads(text))
+    assert len(Guard.from_toml(write(text)).guardrails) == 3
+
+
 def test_one_example_has_every_key_of_the_schema() -> None:
     """So that the test above reads each of them."""
     document = tomllib.loads(EVERYTHING.read_text(encoding="utf-8"))

@@ -78,7 +78,9 @@ LIKELY = {
 }
 """Module: the tests to ask first, by how their path begins. To collect all takes longer than most mutants live."""
 
-SLOW = re.compile("metering/|questions/|testing/|test_(console|fingerprints|hostile|metrics|prices|redaction|schemas)")
+SLOW = re.compile(
+    "metering/|questions/|scenarios/|testing/|test_(console|fingerprints|hostile|metrics|prices|redaction|schemas)"
+)
 """Tests that are asked last."""
 IRRELEVANT = re.compile("test_(architecture|examples|exports|import_time|readme|setup|typing)")
 """Tests of other things than what the package does."""
@@ -201,7 +203,7 @@ class Copy:
     def __init__(self, source: Path, root: Path, quick: bool) -> None:
         self.root = root
         self.quick = quick
-        for name in (PACKAGE, "tests"):
+        for name in (PACKAGE, "tests", "docs", "examples"):  # tests read the latter two
             shutil.copytree(source / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(source / "pyproject.toml", root)
         self.environment = {**os.environ, "PYTHONPATH": str(root)}

@@ -21,6 +21,7 @@ from loopguard import (
     LoopStopped,
     MaxSteps,
     StopReason,
+    Usage,
     ask_in_terminal,
     current_call,
     current_run,
@@ -28,6 +29,7 @@ from loopguard import (
     result_of,
     tool,
 )
+from loopguard.metering import MeteredCall, model_call
 
 
 @dataclass
@@ -244,3 +246,17 @@ def check_errors() -> None:
     except ValueError as error:
         if (partial := result_of(error)) is not None:
             assert_type(partial.run_id, str)
+
+
+# --- policies and adapters -------------------------------------------------------------------------
+
+
+async def check_adapters() -> None:
+    """What a policy file makes is a Guard; a model call is a context manager in either colour."""
+    assert_type(Guard.from_toml("policy.toml"), Guard)
+    assert_type(Guard(tools={"search_*": {"cost": 0.01}}).policy_hash, str | None)
+    with model_call("m", {"messages": []}, max_tokens=10) as call:
+        assert_type(call, MeteredCall)
+    async with model_call("m", {"messages": []}, max_tokens=None, provider="openai") as call:
+        call.settle(Usage(input_tokens=1, output_tokens=1), {"text": "x"})
+    model_call("m", {})  # type: ignore[call-arg]  # max_tokens has to be thought of
