@@ -81,7 +81,7 @@ class GuardMiddleware(AgentMiddleware[Any, Any, Any]):
                 with _passing():
                     return pack(handler(request.override(tool_call={**call, "args": arguments})))
 
-            return unpack(self._tool(call["name"]).call(call["args"], body, call["id"]), request)
+            return unpack(self._tool(request).call(call["args"], body, call["id"]), request)
         except (_Passed, ToolCallRefused, ToolTimeout, ToolFailed, LoopHalted) as exc:
             return self._answer(run, request, exc)
 
@@ -99,11 +99,13 @@ class GuardMiddleware(AgentMiddleware[Any, Any, Any]):
                 with _passing():
                     return pack(await handler(request.override(tool_call={**call, "args": arguments})))
 
-            return unpack(await self._tool(call["name"]).acall(call["args"], body, call["id"]), request)
+            return unpack(await self._tool(request).acall(call["args"], body, call["id"]), request)
         except (_Passed, ToolCallRefused, ToolTimeout, ToolFailed, LoopHalted) as exc:
             return self._answer(run, request, exc)
 
-    def _tool(self, name: str) -> ForeignTool:
+    def _tool(self, request: ToolCallRequest) -> ForeignTool:
+        # names that a model makes up share one tool, or they would be remembered without end
+        name = request.tool_call["name"] if request.tool is not None else "unknown_tool"
         known = self._tools.get(name)
         if known is None:
             known = self._tools.setdefault(name, self._guard.foreign(name, raises=(ToolFailed,)))

@@ -202,12 +202,15 @@ def test_a_failure_that_langchain_made_a_message_of_is_a_failure(way: Any) -> No
 
 
 def test_an_unknown_tool_is_answered(way: Any) -> None:
-    """LangChain tells the model which tools there are."""
-    agent, _ = agent_of([calls(("lok", {"place": "a"})), "done"], [way.tool(look)], Guard())
+    """LangChain tells the model which tools there are; names that it makes up are counted together."""
+    made_up = calls(("lok", {"place": "a"}), ("luk", {"place": "a"}), ("lick", {"place": "a"}))
+    agent, _ = agent_of([made_up, "done"], [way.tool(look)], Guard(MaxSteps(2, only="unknown_tool")))
     with Guard().scope():
         state = way.run(agent, INPUT)
-    assert "lok" in answers(state)[0].text
-    assert answers(state)[0].status == "error"
+    texts = [message.text for message in answers(state)]
+    assert [message.status for message in answers(state)] == ["error"] * 3
+    assert sum("not a valid tool" in text for text in texts) == 2
+    assert sum("unknown_tool was not run" in text for text in texts) == 1
 
 
 def test_a_timeout_is_told_to_the_model() -> None:
