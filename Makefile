@@ -6,7 +6,9 @@ BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo jaeger test lint types coverage check bench mutate all-pythons clean
+PLUGINS := $(sort $(dir $(wildcard plugins/*/pyproject.toml)))
+
+.PHONY: help demo jaeger test plugins lint types coverage check bench mutate all-pythons clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F '|' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -19,6 +21,13 @@ jaeger: ## build Jaeger (once) and start it, without its web pages
 
 test: $(VENV)/.dev ## run the tests
 	$(BIN)/python -m pytest
+
+plugins: $(VENV)/.dev ## install the plugins, and run their tests and the scenarios that they share
+	set -e; for plugin in $(PLUGINS); do \
+	    $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable $$plugin; \
+	done
+	set -e; for plugin in $(PLUGINS); do $(BIN)/python -m pytest $${plugin}tests; done
+	$(BIN)/python -m pytest tests/scenarios
 
 lint: $(VENV)/.dev ## check style and format with ruff
 	$(BIN)/ruff check .

@@ -149,6 +149,28 @@ class Binder:
         return tuple(args), kwargs
 
 
+class OpenBinder:
+    """The binder of a tool that takes any arguments in one object, as a model gives them: its members."""
+
+    __slots__ = ()
+
+    def values(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Names and values in turn, in the order of the names."""
+        given = self.arguments(args, kwargs)
+        return tuple(part for name in sorted(given) for part in (name, given[name]))
+
+    def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The members of the object; TypeError for what is none."""
+        given = (*args, *kwargs.values())
+        if len(given) != 1 or not isinstance(given[0], Mapping):
+            raise TypeError("the arguments of a tool are one object of names and values")
+        return dict(given[0])
+
+    def unbind(self, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The object."""
+        return (dict(arguments),), {}
+
+
 def _module_of(fn: Any) -> str:
     """The module of a function by the name that others import it by, also where it is the script that runs."""
     module: str = getattr(fn, "__module__", None) or ""
@@ -176,6 +198,7 @@ class Tool:
         "idempotent",
         "ident",
         "name",
+        "open",
         "outside",
         "own",
         "raises",
@@ -201,6 +224,7 @@ class Tool:
         raises: tuple[type[BaseException], ...] = (),
         self_key: Callable[[Any], str] | None = None,
         guards: tuple[Any, ...] = (),
+        open: bool = False,
         compile: Callable[[Tool, Run | None], Admission],
     ) -> None:
         self.compile = compile
@@ -222,7 +246,9 @@ class Tool:
         self.raises = raises
         self.self_key = self_key
         self.guards = guards
-        self._binders: dict[bool, Binder] = {}
+        self.open = open
+        """Whether it takes its arguments in one object, as a `ForeignTool` does."""
+        self._binders: dict[bool, Binder | OpenBinder] = {}
         self._schema: Arguments | None = None
         self.outside: tuple[int, Admission] | None = None
         """Its plan outside of any run, and under which settings it was compiled."""
@@ -233,11 +259,11 @@ class Tool:
             self._schema = Arguments(self.fn, skip_first=skip_first)
         return self._schema
 
-    def binder(self, bound: bool) -> Binder:
+    def binder(self, bound: bool) -> Binder | OpenBinder:
         """The binder for calls with (a method) or without self."""
         binder = self._binders.get(bound)
         if binder is None:
-            binder = self._binders[bound] = Binder(self.fn, bound)
+            binder = self._binders[bound] = OpenBinder() if self.open else Binder(self.fn, bound)
         return binder
 
     def estimate(self, call: ToolCall) -> tuple[tuple[str, int], ...]:

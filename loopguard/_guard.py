@@ -4,20 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import fnmatch
 import functools
 import inspect
+import os
 from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
+from types import MappingProxyType
 from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar, overload
 
 from loopguard._call import ASYNC, ASYNC_GENERATOR, GENERATOR, SYNC, ToolCall
 from loopguard._dispatch import Named, Target, Turn, check_chars, count_invalid, error_result, wind_down
 from loopguard._events import Event
+from loopguard._foreign import ForeignTool
+from loopguard._policy import read_policy
 from loopguard._run import Run, publish
 from loopguard._schemas import InvalidArguments, ToolUse, UnknownTool, tool_result, tool_uses, unknown_tool
 from loopguard._scope import Scope
 from loopguard._threads import in_thread
-from loopguard._tool import DEFAULTS, BoundTool, DecoratedTool, GuardedTool, instance_of, make_tool, needs_self, tool_of
+from loopguard._tool import (
+    DEFAULTS,
+    BoundTool,
+    DecoratedTool,
+    GuardedTool,
+    instance_of,
+    make_tool,
+    name_of,
+    needs_self,
+    tool_of,
+)
 from loopguard.exceptions import ConfigurationError
 from loopguard.guardrails import ApproveTool, Retry, Timeout, WrapTool
 
@@ -98,6 +113,22 @@ def tool(
     return make_tool(fn, options, ())
 
 
+def _check_tools(tools: Mapping[str, Mapping[str, Any]]) -> None:
+    if not isinstance(tools, Mapping):
+        raise ConfigurationError(f"Guard(tools={tools!r}): give {{name or pattern: options}}")
+    for pattern, options in tools.items():
+        allowed = [option for option in DEFAULTS if option != "name"]
+        if not isinstance(pattern, str) or not pattern or not isinstance(options, Mapping):
+            raise ConfigurationError(f"Guard(tools={{{pattern!r}: {options!r}}}): give {{name or pattern: options}}")
+        unknown = [option for option in options if option not in allowed]
+        if unknown:
+            raise ConfigurationError(
+                f"Guard(tools={{{pattern!r}: …}}) has unknown options {', '.join(map(repr, unknown))}; "
+                f"allowed are: {', '.join(allowed)}"
+            )
+        make_tool(_check_tools, {**DEFAULTS, **options, "name": pattern}, ())  # which checks their values
+
+
 class _Inherited(int):
     """The default of max_refusals, which leaves the decision to an outer guard."""
 
@@ -112,6 +143,8 @@ class Guard:
       enforced.
     - ``max_refusals``: after so many refusals in a row the run is halted.
     - ``on_event``: called with every event of the runs it stands on, redacted.
+    - ``tools``: ``{name or pattern: options}``, the options of `tool` for functions that exist and bring none
+      along: those of `wrap` and `foreign`. Of several patterns the later ones win.
     """
 
     def __init__(
@@ -120,6 +153,7 @@ class Guard:
         mode: Literal["enforce", "observe"] = "enforce",
         max_refusals: int = _INHERITED,
         on_event: Callable[[Event], object] | None = None,
+        tools: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
     ) -> None:
         for guardrail in guardrails:
             known = isinstance(guardrail, WrapTool | ApproveTool | Retry | Timeout) or callable(
@@ -134,7 +168,11 @@ class Guard:
             raise ConfigurationError(f"Guard(max_refusals={max_refusals!r}): give an int of at least 1")
         if on_event is not None and not callable(on_event):
             raise ConfigurationError(f"Guard(on_event={on_event!r}): give a callable")
+        _check_tools(tools)
         self.guardrails = guardrails
+        self.tools = tools
+        self.policy_hash: str | None = None
+        """``sha256:…`` of the policy file that it was read from."""
         self.mode = mode
         self.max_refusals = max_refusals
         self.listener = publish(on_event) if on_event is not None else None
@@ -232,6 +270,35 @@ class Guard:
             return type(tools)(self._wrap_one(fn, None) for fn in tools)
         return self._wrap_one(tools, None)
 
+    def foreign(
+        self,
+        name: str,
+        *,
+        cost: Cost | Callable[[ToolCall], Cost] | None = None,
+        approve: bool = False,
+        timeout: float | None = None,
+        idempotent: bool = False,
+        repeatable: bool = False,
+        require_run: bool = False,
+        raises: tuple[type[BaseException], ...] = (),
+    ) -> ForeignTool:
+        """A tool whose body lives elsewhere, in a framework or on a server: the seam for adapters.
+
+        ``await guard.foreign("search").acall(arguments, body)`` runs ``body(arguments)`` past the guardrails.
+        The options are those of `loopguard.tool`; what ``Guard(tools=…)`` says goes before. `call`, `run_tools` and
+        `schemas` don't know it.
+        """
+        options = {
+            "cost": cost,
+            "approve": approve,
+            "timeout": timeout,
+            "idempotent": idempotent,
+            "repeatable": repeatable,
+            "require_run": require_run,
+            "raises": raises,
+        }
+        return ForeignTool(name, self._options(name, options), (self,))
+
     def _wrap_one(self, fn: Any, name: str | None) -> Any:
         guarded = self._guarded(fn, name)
         return self._know(guarded) if isinstance(guarded, DecoratedTool | BoundTool) else guarded
@@ -244,10 +311,18 @@ class Guard:
             runnable.call = (
                 self._under(fn.call)
                 if isinstance(fn.call, DecoratedTool | BoundTool)
-                else make_tool(fn.call, {**DEFAULTS, "name": name or fn.name}, (self,))
+                else make_tool(fn.call, self._options(name or fn.name), (self,), open=True)
             )
             return runnable
-        return make_tool(fn, {**DEFAULTS, "name": name}, (self,))
+        return make_tool(fn, self._options(name_of(fn, name)), (self,))
+
+    def _options(self, name: str, given: Mapping[str, Any] = DEFAULTS) -> dict[str, Any]:
+        """The options of a tool that stands under this guard by name alone."""
+        chosen = {**given, "name": name}
+        for pattern, options in self.tools.items():
+            if fnmatch.fnmatchcase(name, pattern):
+                chosen.update(options)
+        return chosen
 
     def _under(self, decorated: Any) -> Any:
         known = tool_of(decorated)
@@ -373,3 +448,14 @@ class Guard:
     def scope(self, name: str = "scope") -> Scope:
         """``with guard.scope("name") as run:`` (or ``async with``): a run without a loop."""
         return Scope(name, (self,))
+
+    @classmethod
+    def from_toml(cls, path: str | os.PathLike[str]) -> Guard:
+        """The guard that a policy file describes; its form is in ``loopguard/policy.schema.json``.
+
+        Raises ConfigurationError, with key and line, for whatever is not allowed there: unknown keys, and names
+        of approvers and plugins that aren't known. `policy_hash` names the text that was read.
+        """
+        guard, digest = read_policy(path, cls)
+        guard.policy_hash = digest
+        return guard

@@ -59,12 +59,11 @@ def store_of(options: LoopOptions) -> Any:
     """Where runs of this loop are kept, or None."""
     if options.store is not None:
         return options.store
-    store = settings.store if settings.store is not None else os.environ.get("LOOPGUARD_STORE") or None
-    if store is None:
-        return None
-    from loopguard.journal._open import check_store
+    if settings.store is None and not os.environ.get("LOOPGUARD_STORE"):
+        return None  # the commonest case needs nothing of the journal
+    from loopguard.journal._open import default_store
 
-    return check_store(store, "LOOPGUARD_STORE" if settings.store is None else "configure(store")
+    return default_store()
 
 
 def open_loop(loop: LoopRun, store: Any, *, resume: bool) -> bool:

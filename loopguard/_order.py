@@ -53,13 +53,7 @@ def compile_plan(tool: Tool, run: Run | None) -> Admission:
 
 def _stations(tool: Tool, run: Run) -> list[tuple[Run, tuple[Any, ...]]]:
     """Which guards stand on which run, outermost first; a tool's own where they stand, else on the outermost."""
-    standing = {guard for ancestor in run.chain for guard in ancestor.guards}
-    own = tuple(guard for guard in tool.guards if guard not in standing)
-    root = run.chain[0]
-    for guard in own:
-        if guard not in root.adopted:
-            root.adopted = (*root.adopted, guard)
-            guard.join(root)
+    own, root = run.adopt(tool.guards), run.root
     return [
         (ancestor, tuple(dict.fromkeys((*ancestor.guards, *(own if ancestor is root else ())))))
         for ancestor in run.chain

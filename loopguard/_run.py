@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, ParamSpec, TypeVar
 
 from loopguard import _events as events
-from loopguard._admission import Admission, book, ring
+from loopguard._admission import Admission, book, latched, ring
 from loopguard._amounts import SCALE, costs, decimal, decimals
 from loopguard._call import (
     ASYNC,
@@ -29,6 +29,7 @@ from loopguard._call import (
 )
 from loopguard._cells import Cell
 from loopguard._config import settings
+from loopguard._halting import check_halted
 from loopguard._outcomes import Iteration, StopReason
 from loopguard._pipeline import LOCK
 from loopguard._usage import Usage
@@ -262,6 +263,28 @@ class Run:
                 self.latch = ToolCallRefused("stopped", "stop", "", reason, None, None, self.name, self.id)
             self.root.alarm = True
         self.emit(events.Stopped, code="stopped", reason=reason)
+
+    def check(self) -> None:
+        """Raise what stops this run: the refusal of whatever was latched on it or above it, or LoopHalted.
+
+        For adapters of frameworks, which swallow exceptions: ask when the framework returns.
+        """
+        check_halted(self.chain)
+        refusal = latched(self.chain, self.name)
+        if refusal is not None:
+            raise refusal
+
+    def adopt(self, guards: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Have those guards stand on the outermost run that no run of the chain lists; those come back."""
+        standing = {guard for run in self.chain for guard in run.guards}
+        own = tuple(guard for guard in guards if guard not in standing)
+        root = self.root
+        with LOCK:
+            new = tuple(guard for guard in own if guard not in root.adopted)
+            root.adopted += new
+        for guard in new:
+            guard.join(root)
+        return own
 
     def overdue(self) -> bool:
         """Whether the deadline has passed, waits for people excluded."""

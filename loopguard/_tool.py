@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, overload, runtime_checkable
 
 from loopguard._amounts import costs
 from loopguard._call import ASYNC, ASYNC_GENERATOR, GENERATOR, SYNC, Tool, check_callable
@@ -28,6 +28,7 @@ __all__ = [
     "GuardedTool",
     "instance_of",
     "make_tool",
+    "name_of",
     "needs_self",
     "tool_of",
 ]
@@ -51,6 +52,7 @@ DEFAULTS = {
 }
 
 
+@runtime_checkable
 class GuardedTool(Protocol[P, R_co]):
     """A function whose every call passes the guardrails: it is called as before."""
 
@@ -119,7 +121,7 @@ def tool_of(decorated: Any) -> Tool:
     return decorated._self_tool  # type: ignore[no-any-return]  # set in DecoratedTool.__init__
 
 
-def _name_of(fn: Any, name: str | None) -> str:
+def name_of(fn: Any, name: str | None) -> str:
     if name is None:
         inner = fn
         while isinstance(inner, functools.partial | staticmethod | classmethod):
@@ -150,7 +152,7 @@ def _exceptions(value: Any) -> tuple[type[BaseException], ...]:
     return value
 
 
-def make_tool(fn: Any, options: Mapping[str, Any], guards: tuple[Guard, ...]) -> Any:
+def make_tool(fn: Any, options: Mapping[str, Any], guards: tuple[Guard, ...], *, open: bool = False) -> Any:
     check_callable(fn, "@tool")
     if isinstance(fn, DecoratedTool | BoundTool):
         raise ConfigurationError(f"{tool_of(fn).name} is decorated with @tool already: give one @tool all the options")
@@ -159,7 +161,7 @@ def make_tool(fn: Any, options: Mapping[str, Any], guards: tuple[Guard, ...]) ->
         fn,
         Tool(
             fn,
-            name=_name_of(fn, options["name"]),
+            name=name_of(fn, options["name"]),
             cost=() if callable(cost) else costs(cost, "tool(cost"),
             cost_fn=cost if callable(cost) else None,
             approve=_flag(options["approve"], "tool(approve"),
@@ -170,6 +172,7 @@ def make_tool(fn: Any, options: Mapping[str, Any], guards: tuple[Guard, ...]) ->
             raises=_exceptions(options["raises"]),
             self_key=_callback(options["self_key"], "tool(self_key"),
             guards=guards,
+            open=open,
             compile=compile_plan,
         ),
     )

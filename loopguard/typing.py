@@ -31,8 +31,10 @@ from loopguard._events import (
     Transitioned,
     VerdictGiven,
 )
+from loopguard._foreign import ForeignTool
 from loopguard._outcomes import Verdict
 from loopguard._pipeline import Ask, BoundLimit, Effect, Hook, Invoke, Limit, Proceed, Sleep, Steps
+from loopguard._tool import GuardedTool
 from loopguard.budgets.ledger import Account, Balance, Entry, Lease, Ledger, Shortfall
 from loopguard.metering.prices import PriceSource, Rates, Tariff
 
@@ -53,6 +55,8 @@ __all__ = [
     "Entry",
     "Evaluator",
     "Event",
+    "ForeignTool",
+    "GuardedTool",
     "Hook",
     "Invoke",
     "IterationEnded",

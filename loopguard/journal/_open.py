@@ -16,7 +16,7 @@ from loopguard.journal._rows import read_events
 from loopguard.journal._writer import Writer, writer_for
 from loopguard.redaction import safe_url
 
-__all__ = ["check_store", "keep", "writer_of"]
+__all__ = ["check_store", "default_store", "keep", "writer_of"]
 
 
 class _Location(NamedTuple):
@@ -35,6 +35,14 @@ def check_store(store: Any, what: str) -> Any:
             return store
         shown = repr(store)
     raise ConfigurationError(f"{what}={shown!r}: give sqlite:///runs.db, or an object that keeps journals")
+
+
+def default_store() -> Any:
+    """Where journals are kept that name no store themselves, or None."""
+    if settings.store is not None:
+        return check_store(settings.store, "configure(store")
+    store = os.environ.get("LOOPGUARD_STORE")
+    return check_store(store, "LOOPGUARD_STORE") if store else None
 
 
 def writer_of(store: Any, durability: str = "normal") -> Writer:

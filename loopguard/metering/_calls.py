@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -17,7 +18,7 @@ from loopguard._amounts import SCALE, decimal, decimals, plain
 from loopguard._call import new_id, structural_copy
 from loopguard._config import settings
 from loopguard._halting import check_halted, end_row, note_refusal
-from loopguard._pipeline import LOCK
+from loopguard._pipeline import LOCK, Effect
 from loopguard._run import Run
 from loopguard._usage import Usage
 from loopguard.budgets.budget import Budget
@@ -61,6 +62,9 @@ class ModelCall:
         self._worst = Usage()
         self._open = True
         self._id: str | None = None
+        self.provider = names.ANTHROPIC
+        self.place: dict[str, Any] = {}
+        """Where it stands in a journal: what its ModelStarted event says of that."""
         self.messages: Any = None
         """What the model is asked, where `configure(prompt_snapshots=True)` wants it kept."""
         self.response: dict[str, Any] | None = None
@@ -113,6 +117,37 @@ class ModelCall:
         costs = [None if tariff is None else tariff.cost(worst) for tariff in self._tariffs]
         return None if None in costs else max(filter(None, costs), default=0)
 
+    def recorded(self, request: Any) -> dict[str, Any] | None:
+        """What the API answered to this request in an earlier process; None where it is to be asked."""
+        recorder = self.run.recorder
+        if recorder is None:
+            return None
+        self.place = recorder.model_place(self.run, json.dumps(request, sort_keys=True, default=repr).encode())
+        answer: dict[str, Any] | None = recorder.recorded_response(self.place)
+        if answer is not None:
+            self.run.emit(events.ModelReplayed, call_id=self.id, model=self.name)
+        return answer
+
+    def admitted(self) -> Generator[Effect, Any, None]:
+        """Wait until it is admitted; raise the refusal if it isn't."""
+        while (refusal := self.admit()) is not None:
+            if refusal.cure is None:
+                raise self.refuse(refusal)
+            yield from refusal.cure(self)
+
+    def announced(self, colour: str) -> Generator[Effect, Any, None]:
+        """Have it stand in the journal that the request is about to be sent."""
+        recorder = self.run.recorder
+        if recorder is not None:
+            self.run.emit(
+                events.ModelStarted,
+                call_id=self.id,
+                model=self.name,
+                reserved=decimals(self.reserved),
+                **self.place,
+            )
+            yield recorder.commit(colour)
+
     def admit(self) -> ToolCallRefused | None:
         """Reserve on every run of the chain at once; or give the refusal of the first that says no, nothing taken."""
         chain = self.run.chain
@@ -160,6 +195,10 @@ class ModelCall:
             if refusal is not None:
                 observed.append(refusal)
         return None
+
+    def bounds_output(self) -> bool:
+        """Whether a budget asks how much the model may write."""
+        return any(enforced and cap.unit in ("usd", "tokens", "output_tokens") for enforced, _, cap in self._caps())
 
     def _unknown_price(self, cap: Any) -> BudgetExceeded:
         reason = (
@@ -233,6 +272,16 @@ class ModelCall:
         if bill.partial:
             received = min(bill.content_tokens, self._max_tokens)
             shares[0] = model, _at_least(shares[0][1], received)
+        return self._charge(shares, bill.partial, error, bill.model)
+
+    def reported(self, usage: Usage, model: str | None) -> None:
+        """Settle at what a framework says that it used, and which model."""
+        name = model if self.unpriced and model else self.name
+        self._charge([(name, usage)], False, None, model)
+
+    def _charge(
+        self, shares: list[tuple[str, Usage]], partial: bool, error: BaseException | None, model: str | None
+    ) -> None:
         usage = shares[0][1]
         for _, share in shares[1:]:
             usage += share
@@ -242,7 +291,7 @@ class ModelCall:
             charged["usd"] = usd
         elif "usd" in self.reserved:  # it ran in a mode, or asked a model, whose price is unknown
             charged["usd"] = self.reserved["usd"]
-        return self._settle(charged, usage, usd, bill.partial, error, bill.model)
+        self._settle(charged, usage, usd, partial, error, model)
 
     def lost(self, error: BaseException | None = None) -> None:
         """It was sent, and nobody knows what became of it: settle at the reservation."""
@@ -303,7 +352,7 @@ class ModelCall:
             return INVALID_SPAN
         attributes = {
             names.OPERATION_NAME: names.CHAT,
-            names.PROVIDER_NAME: names.ANTHROPIC,
+            names.PROVIDER_NAME: self.provider,
             names.REQUEST_MODEL: self.name,
             names.RUN_ID: self.run.id,
         }

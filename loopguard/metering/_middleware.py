@@ -12,8 +12,6 @@ from typing import Any
 import httpx2
 from anthropic import APIConnectionError, APIResponse, AsyncAPIResponse, Middleware
 
-from loopguard import _events as events
-from loopguard._amounts import decimals
 from loopguard._call import ASYNC, SYNC
 from loopguard._drivers import drive_async, drive_sync
 from loopguard._pipeline import LOCK, Ask, Effect, Steps
@@ -71,13 +69,10 @@ class Meter(Middleware):
     def _message(self, request: Any, send: Callable[[Any], Any], run: Run, colour: str) -> Steps:
         body = request.json if isinstance(request.json, dict) else {}
         call = ModelCall(run, str(body.get("model", "")), self.prices)
-        recorder, place = run.recorder, {}
-        if recorder is not None:
-            place = recorder.model_place(run, json.dumps([request.url, body], sort_keys=True, default=repr).encode())
-            recorded = recorder.recorded_response(place)
-            if recorded is not None:
-                run.emit(events.ModelReplayed, call_id=call.id, model=call.name)
-                return self._again(request, recorded, colour)
+        recorder = run.recorder
+        recorded = call.recorded([request.url, body])
+        if recorded is not None:
+            return self._again(request, recorded, colour)
         seen = survey(body)
         if self.estimate == "count_tokens":
             seen = seen._replace(input_tokens=(yield from _counted(request, send, body)) or seen.input_tokens)
@@ -87,16 +82,10 @@ class Meter(Middleware):
                 raise ConfigurationError(f"meter(estimate=…) gave {tokens!r}: it has to give a number of tokens")
             seen = seen._replace(input_tokens=tokens)
         call.reserve(body, seen)
-        while (refusal := call.admit()) is not None:
-            if refusal.cure is None:
-                raise call.refuse(refusal)
-            yield from refusal.cure(call)
+        yield from call.admitted()
         token = attach(call.span)
         try:
-            if recorder is not None:
-                reserved = decimals(call.reserved)
-                run.emit(events.ModelStarted, call_id=call.id, model=call.name, reserved=reserved, **place)
-                yield recorder.commit(colour)
+            yield from call.announced(colour)
             response = yield Ask(send, request)
         except BaseException as exc:
             (call.lost if _sent(exc) else call.released)(exc)

@@ -80,6 +80,7 @@ class PriceBook:
       or the path of a JSON file of that shape. Only input and output are required: the others default to the
       usual 0.1, 1.25 and 2 times input, and 10. ``batch`` and ``fast`` may hold the prices of these modes;
       batch defaults to half price for tokens, fast is unknown without.
+    - ``provider``: whose models genai-prices is asked for, by its own id: ``anthropic``, ``openai``, ``google``, …
     - ``stale_after``: days after which prices of genai-prices warn once that they are old; None for never.
 
     An id matches its own name, with a date (``-20240718``, ``@20240718``), ``-latest`` or Bedrock's region
@@ -92,6 +93,7 @@ class PriceBook:
         self,
         prices: Mapping[str, Mapping[str, Any]] | str | os.PathLike[str] | None = None,
         *,
+        provider: str = "anthropic",
         stale_after: float | None = 90,
     ) -> None:
         if isinstance(prices, str | os.PathLike):
@@ -99,6 +101,7 @@ class PriceBook:
         if not isinstance(prices, Mapping | None):
             raise ConfigurationError(f"PriceBook({prices!r}): give {{model: {{'input': …, 'output': …}}}} or a path")
         self._table = {model: _Entry.of(model, entry) for model, entry in (prices or {}).items()}
+        self._provider = provider
         self._stale_after = stale_after
 
     def tariff(self, model: str, *, batch: bool = False, fast: bool = False) -> Tariff | None:
@@ -106,7 +109,7 @@ class PriceBook:
         entry = self._table.get(model) or self._table.get(_base(model))
         if entry is not None:
             return entry.batch if batch else entry.fast if fast else entry.standard
-        found = _genai(model, batch, fast, datetime.now(UTC).toordinal())
+        found = _genai(model, self._provider, batch, fast, datetime.now(UTC).toordinal())
         if found is not None and self._stale_after is not None:
             _warn_if_stale(self._stale_after)
         return found
@@ -190,7 +193,7 @@ def _read(path: Path) -> Any:
 _BEDROCK = re.compile(
     r"(?:(?:us|eu|apac|au|jp|ca|in|us-gov|global|regional)\.)?anthropic\.(.+?)(?:-v\d+(?::\w+)*)?", re.ASCII
 )
-_DATED = re.compile(r"(.+?)(?:[-@](?:20\d\d(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])|latest|default))?", re.ASCII)
+_DATED = re.compile(r"(.+?)(?:[-@](?:20\d\d-?(?:0[1-9]|1[0-2])-?(?:0[1-9]|[12]\d|3[01])|latest|default))?", re.ASCII)
 
 
 def _base(model: str) -> str:
@@ -219,30 +222,35 @@ def _words(name: str) -> tuple[list[str], list[str]]:
 
 
 @lru_cache(1000)
-def _genai(model: str, batch: bool, fast: bool, day: int) -> Tariff | None:
+def _genai(model: str, provider: str, batch: bool, fast: bool, day: int) -> Tariff | None:
     """What genai-prices knows of a model on one day: looked up by its rules, then held to the exact name."""
-    info = _genai_model(model)
+    info = _genai_model(model, provider)
     if info is None:
         return None
     now = datetime.fromordinal(day).replace(tzinfo=UTC)
     standard = info.get_prices(now)
+    if standard.input_mtok is None or standard.output_mtok is None:
+        return None
     if not (batch or fast):
-        return _tariff(standard)
+        return _tariff(standard, provider)
     special = info.get_prices(now, {"processing": "batch"} if batch else {"speed": "fast"})
     if special != standard:
-        return _tariff(special)
-    return Tariff(tuple((start, _halved(r)) for start, r in _tariff(standard).tiers)) if batch else None
+        return _tariff(special, provider)
+    return Tariff(tuple((start, _halved(r)) for start, r in _tariff(standard, provider).tiers)) if batch else None
 
 
-def _genai_model(model: str) -> Any:
+def _genai_model(model: str, provider: str) -> Any:
     try:
         import genai_prices
     except ImportError:
         return None
-    providers = ("aws",) if _BEDROCK.fullmatch(model.rpartition("/")[2]) else ("anthropic",)
-    for provider in ("google", "anthropic") if "@" in model else providers:
+    providers: tuple[str, ...] = (provider,)
+    if provider == "anthropic":  # its models are sold by others, too, under ids that tell
+        bedrock = _BEDROCK.fullmatch(model.rpartition("/")[2])
+        providers = ("google", "anthropic") if "@" in model else ("aws",) if bedrock else providers
+    for seller in providers:
         try:
-            info = genai_prices.calc_price(genai_prices.Usage(), model, provider_id=provider).model
+            info = genai_prices.calc_price(genai_prices.Usage(), model, provider_id=seller).model
         except LookupError:
             continue
         if _same(info.id, model):
@@ -250,7 +258,7 @@ def _genai_model(model: str) -> Any:
     return None
 
 
-def _tariff(prices: Any) -> Tariff:
+def _tariff(prices: Any, provider: str) -> Tariff:
     """The tariff of a genai_prices ModelPrice."""
     names = {
         "input": "input_mtok",
@@ -262,6 +270,10 @@ def _tariff(prices: Any) -> Tariff:
     }
     found = {name: getattr(prices, key) for name, key in names.items()}
     found = {name: price for name, price in found.items() if price is not None}
+    if (
+        provider != "anthropic"
+    ):  # whose ratios are no other vendor's: what has no price of its own costs as much as input
+        found = {**dict.fromkeys(_FIELDS[2:5], found["input"]), **found}
     starts = sorted({0, *(tier.start for price in found.values() for tier in getattr(price, "tiers", ()))})
     return Tariff(tuple((start, _filled({n: amount(_at(p, start), n) for n, p in found.items()})) for start in starts))
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from loopguard import _events as events
 from loopguard._approval import Approval
-from loopguard._call import ToolCall
+from loopguard._call import Binder, ToolCall
 from loopguard._config import settings
 from loopguard._pipeline import Effect
 from loopguard._run import Run
@@ -36,8 +36,8 @@ class Inbox:
     With ``ApproveTool(Inbox(), timeout=60)`` the call waits in place instead, for so many seconds, and is refused
     then; an answer that comes later is none.
 
-    - ``store``: where questions of runs are kept that keep no journal themselves; they can only be waited for in
-      place.
+    - ``store``: where questions of runs are kept that keep no journal themselves, by default in
+      ``configure(store=…)`` or LOOPGUARD_STORE; they can only be waited for in place.
     - ``key``: at least 16 secret bytes: an answer counts only if it is signed with it. That protects a store which
       others can write; it doesn't protect against a program that can read the key, such as an agent with a shell.
     - ``notify(question)``: called with each new `loopguard.journal.Question`, to send a mail or a message. Sync or
@@ -144,15 +144,16 @@ class Inbox:
     @contextmanager
     def _alone(self, subject: Any) -> Iterator[Recorder]:
         """A journal for one question of a run that keeps none."""
-        from loopguard.journal._open import keep
+        from loopguard.journal._open import default_store, keep
 
-        if self._store is None:
+        store = self._store if self._store is not None else default_store()
+        if store is None:
             raise ConfigurationError(
                 f"the question about {subject.name} has nowhere to stand: give Inbox(store='sqlite:///runs.db'), or "
-                f"the loop a store"
+                f"LOOPGUARD_STORE"
             )
         holder = Run("inbox")
-        recorder = keep(self._store, settings.durability, holder, create=True)
+        recorder = keep(store, settings.durability, holder, create=True)
         holder.listeners = (recorder.record,)
         holder.emit(events.RunStarted, name=holder.name, kind=holder.kind)
         try:
@@ -166,16 +167,17 @@ def _edited(call: ToolCall, edit: Mapping[str, Any]) -> dict[str, Any]:
     """The call's arguments with those that were edited, which came as JSON, in the types that the tool declares."""
     from loopguard.journal._codec import codec_for, hints_of, shown
 
-    hints, parameters = hints_of(call.tool.fn), call.tool.binder(call.bound).signature.parameters
+    hints, binder = hints_of(call.tool.fn), call.tool.binder(call.bound)
+    kinds = {p.name: p.kind for p in binder.signature.parameters.values()} if isinstance(binder, Binder) else {}
     made = dict(call.arguments)
     for name, value in edit.items():
         text = shown(value)
         if name in made and text == shown(made[name]):
             continue  # it was left as it is
         hint: Any = hints.get(name, Any)
-        if name in parameters and parameters[name].kind is inspect.Parameter.VAR_POSITIONAL:
+        if kinds.get(name) is inspect.Parameter.VAR_POSITIONAL:
             hint = types.GenericAlias(tuple, (hint, ...))
-        elif name in parameters and parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+        elif kinds.get(name) is inspect.Parameter.VAR_KEYWORD:
             hint = types.GenericAlias(dict, (str, hint))
         try:
             made[name] = codec_for(hint).decode(text)

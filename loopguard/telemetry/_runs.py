@@ -29,6 +29,9 @@ class RunSpan:
         }
         if run.max is not None and not is_flow:  # a flow has as many iterations as steps
             attributes[names.LOOP_MAX_ITERATIONS] = run.max
+        policies = [guard.policy_hash for guard in run.guards if guard.policy_hash is not None]
+        if policies:
+            attributes[names.POLICY_HASH] = ", ".join(policies)
         self.span = spans.start_span(f"{operation} {run.name}", attributes, links=links_to(run.resumes))
         if run.recorder is not None:
             run.place = {**run.place, "trace": traceparent(self.span)}

@@ -93,7 +93,7 @@ LIKELY = {
 }
 """Module: the tests to ask first, by how their path begins. To collect all takes longer than most mutants live."""
 
-SLOW = re.compile("journal/|metering/|testing/|test_(console|fingerprints|hostile|metrics|schemas)")
+SLOW = re.compile("journal/|metering/|scenarios/|testing/|test_(console|fingerprints|hostile|metrics|schemas)")
 """Tests that are asked last."""
 IRRELEVANT = re.compile(
     "test_(architecture|examples|exports|import_time|prices|readme|redaction|server|setup|terminal|typing)"
@@ -218,7 +218,7 @@ class Copy:
     def __init__(self, source: Path, root: Path, quick: bool) -> None:
         self.root = root
         self.quick = quick
-        for name in (PACKAGE, "tests"):
+        for name in (PACKAGE, "tests", "docs", "examples"):  # tests read the latter two
             shutil.copytree(source / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(source / "pyproject.toml", root)
         self.environment = {**os.environ, "PYTHONPATH": str(root)}

@@ -22,6 +22,7 @@ from loopguard import (
     LoopStopped,
     MaxSteps,
     StopReason,
+    Usage,
     ask_in_terminal,
     await_input,
     configure,
@@ -37,6 +38,7 @@ from loopguard import (
     tool,
     what_if,
 )
+from loopguard.metering import MeteredCall, model_call
 from loopguard.typing import Codec
 
 
@@ -142,6 +144,18 @@ async def check_async_tools() -> None:
     assert_type(await search.acall("x", limit=2), list[str])
     assert_type(await Shop().refund.acall("a", 5), str)
     await search.acall(1)  # type: ignore[arg-type]  # query is a str
+
+
+async def check_foreign_tools() -> None:
+    """A body that comes with the call gives the call its type."""
+
+    async def body(arguments: dict[str, object]) -> bytes:
+        return bytes(len(arguments))
+
+    lookup = guard.foreign("lookup", cost=0.01)
+    assert_type(lookup.call({"q": "x"}, len), int)
+    assert_type(await lookup.acall({"q": "x"}, body, "toolu_1"), bytes)
+    lookup.call("x", len)  # type: ignore[arg-type]  # the arguments are a mapping
 
 
 # --- @loop keeps the signature, and adds run -----------------------------------------------------
@@ -307,3 +321,17 @@ def check_what_if() -> None:
     assert_type(str(said), str)
     if said.first is not None:
         assert_type(said.first.code, str)
+
+
+# --- policies and adapters -------------------------------------------------------------------------
+
+
+async def check_adapters() -> None:
+    """What a policy file makes is a Guard; a model call is a context manager in either colour."""
+    assert_type(Guard.from_toml("policy.toml"), Guard)
+    assert_type(Guard(tools={"search_*": {"cost": 0.01}}).policy_hash, str | None)
+    with model_call("m", {"messages": []}, max_tokens=10) as call:
+        assert_type(call, MeteredCall)
+    async with model_call("m", {"messages": []}, max_tokens=None, provider="openai") as call:
+        call.settle(Usage(input_tokens=1, output_tokens=1), {"text": "x"})
+    model_call("m", {})  # type: ignore[call-arg]  # max_tokens has to be thought of
