@@ -6,6 +6,7 @@ import hashlib
 
 from loopguard._config import Codec
 from loopguard.exceptions import JournalError
+from loopguard.redaction import redact_error
 
 __all__ = ["decode", "encode", "letter", "read_letter"]
 
@@ -22,7 +23,7 @@ def encode(codec: Codec, data: bytes, place: bytes) -> bytes:
     try:
         stored = codec.encode(_tag(place) + data)
     except Exception as exc:  # the codec is the user's
-        raise JournalError(f"the codec {codec.name!r} could not encode: {type(exc).__name__}: {exc}") from exc
+        raise JournalError(f"the codec {codec.name!r} could not encode: {redact_error(exc)}") from exc
     if not isinstance(stored, bytes):
         raise JournalError(f"the codec {codec.name!r} encoded to a {type(stored).__name__}: it has to be bytes")
     return stored

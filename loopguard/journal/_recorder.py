@@ -20,7 +20,7 @@ from loopguard._run import Run
 from loopguard.exceptions import CheckpointError, JournalError, LeaseLost, ToolCallRefused
 from loopguard.journal._asking import INSIDE, Matter, Questions, stop_reason
 from loopguard.journal._at_rest import read_letter
-from loopguard.journal._codec import Codec, codec_for, hints_of, shown
+from loopguard.journal._codec import Codec, codec_for, hints_of, parsed, shown
 from loopguard.journal._errors import data_of, error_data, involved, rebuilt, unwound
 from loopguard.journal._fold import Call, RunStory, Story
 from loopguard.journal._growing import Growing
@@ -586,9 +586,7 @@ def _masked(
 
 
 def _masked_json(text: bytes) -> bytes:
-    from pydantic_core import from_json
-
-    return shown(redact(from_json(text)))
+    return shown(redact(parsed(text)))
 
 
 _STATEFUL = (
