@@ -132,9 +132,7 @@ class Recorder:
             self._returned.pop(event.run_id, None)
 
     def _introduced(self, event: events.Event) -> events.Event:
-        """The event with what the journal has to know of itself, if it is one that says so."""
-        if isinstance(event, events.RunResumed):
-            return replace(event, redacted=True) if self.redacts else event
+        """The event with what the journal has to know of itself, where its run begins or goes on."""
         if not isinstance(event, events.RunStarted) or event.run_id != self.run.id:
             return event
         # without its secret nobody could find the calls of a run again: here nobody needs to
@@ -235,7 +233,7 @@ class Recorder:
         """Stop the run where somebody has asked for it."""
         mail, self.lease.stop = self.lease.stop, None
         if mail is not None:
-            self.run.stop(stop_reason(read_letter(self.codec, mail, self.lease.run_id, STOP)))
+            self.run.stop(stop_reason(read_letter(self.codec, mail, STOP)))
 
     def _tell(self) -> None:
         if self._failed is not None:

@@ -162,6 +162,16 @@ def test_arguments_can_not_be_guessed_from_ids(store: str, ran: list[str], redac
         assert digest[:16].encode() not in headers
 
 
+def test_a_questions_id_can_not_be_guessed_from_what_it_asks(store: str, ran: list[str]) -> None:
+    """Neither from the digest of the call with its place, which stands beside it."""
+    configure(codec=CODEC)
+    asking(store, ran).run("", run_id="p")
+    (asked,) = [event for event in journal.open(store).events("p") if isinstance(event, events.QuestionAsked)]
+    guess = hashlib.sha256(f"{asked.call_id} {asked.digest} 0".encode()).hexdigest()
+    assert asked.question_id.startswith("question_")
+    assert asked.question_id != f"question_{guess[:16]}"
+
+
 def test_an_encrypted_run_goes_on_where_it_was(store: str, ran: list[str]) -> None:
     """Finished calls are answered from the record; a run that is over returns its result."""
     configure(codec=CODEC)
@@ -483,6 +493,8 @@ def leaky(store: str, ran: list[str]) -> Any:
     @tool
     def call_api(token: str, user: dict[str, str]) -> dict[str, str]:
         ran.append(token)
+        if user["password"] == "odd":
+            return TOKEN  # type: ignore[return-value]  # it can't be read as what it is annotated as
         if user["password"] == "wrong":
             raise PermissionError(f"{token} may not")
         return {"access_token": TOKEN, "name": "ann"}
@@ -493,6 +505,7 @@ def leaky(store: str, ran: list[str]) -> Any:
             call_api(TOKEN, {"password": "wrong"})
         except PermissionError:
             pass
+        call_api(TOKEN, {"password": "odd"})
         got = call_api(TOKEN, {"password": "hunter2"})
         if state.get("fail"):
             raise RuntimeError(f"with {TOKEN}")
@@ -507,7 +520,8 @@ def test_secrets_are_masked_before_they_are_stored(leaky: Any, store: str, ran: 
     assert (result.value["access_token"], ran[0]) == (TOKEN, TOKEN)
     book = journal.open(store)
     assert book.verify("r") is None
-    (finished, *_) = [e for e in book.events("r") if isinstance(e, events.ToolFinished) and e.outcome == "returned"]
+    (odd, finished, *_) = [e for e in book.events("r") if isinstance(e, events.ToolFinished) and not e.error]
+    assert odd.result == "[hidden, 28 characters]"
     assert finished.result == {"access_token": "[hidden, 28 characters]", "name": "ann"}
     started = next(e for e in book.events("r") if isinstance(e, events.ToolStarted))
     assert started.arguments == {"token": "[hidden, 28 characters]", "user": {"password": "[hidden, 5 characters]"}}
