@@ -6,13 +6,16 @@ BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint types coverage check bench mutate all-pythons clean
+.PHONY: help demo jaeger test lint types coverage check bench mutate all-pythons clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F '|' '{ printf "%-18s %s\n", $$1, $$2 }'
 
 demo: $(VENV)/.demo ## see an agent that runs into its limits, offline
 	@$(BIN)/python examples/02_agent.py
+
+jaeger: ## build Jaeger (once) and start it, without its web pages
+	@.ci/jaeger
 
 test: $(VENV)/.dev ## run the tests
 	$(BIN)/python -m pytest
@@ -30,9 +33,10 @@ coverage: $(VENV)/.dev ## run the tests, at least 95 % covered
 
 check: lint types coverage ## lint, types, and the tests with coverage
 
-bench: $(VENV)/.dev ## measure what a guarded call costs
+bench: $(VENV)/.dev ## measure what a guarded call costs, and how long the command takes
 	$(BIN)/python benchmarks/bench.py
 	$(BIN)/python benchmarks/metering.py
+	$(BIN)/python benchmarks/cli.py
 
 mutate: $(VENV)/.dev ## plant faults and count those that the tests miss
 	$(BIN)/python tests/mutation/run.py

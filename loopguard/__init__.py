@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from loopguard import conditions, context, evaluators, judges, telemetry, typing
 from loopguard._call import ToolCall, current_call
 from loopguard._config import configure
+from loopguard._flow import Flow, await_input, step
 from loopguard._guard import Guard, tool
+from loopguard._handoff import dispatch, receive_dispatch
+from loopguard._llm import llm
 from loopguard._loop import loop
 from loopguard._outcomes import (
     Iteration,
@@ -66,6 +69,7 @@ from loopguard.telemetry import configure_telemetry
 
 if _TYPE_CHECKING:
     from loopguard import journal, testing
+    from loopguard._what_if import what_if
 
 __all__ = [
     "AlreadyDecided",
@@ -79,6 +83,7 @@ __all__ = [
     "CircuitBreaker",
     "ConfigurationError",
     "EvaluationFailed",
+    "Flow",
     "Guard",
     "Inbox",
     "Iteration",
@@ -112,6 +117,7 @@ __all__ = [
     "Verdict",
     "WrapTool",
     "ask_in_terminal",
+    "await_input",
     "charge",
     "conditions",
     "configure",
@@ -119,21 +125,33 @@ __all__ = [
     "context",
     "current_call",
     "current_run",
+    "dispatch",
     "evaluators",
     "journal",
     "judges",
+    "llm",
     "loop",
     "meter",
+    "receive_dispatch",
     "result_of",
+    "step",
     "telemetry",
     "testing",
     "tool",
     "typing",
+    "what_if",
 ]
 
 
 def __getattr__(name: str) -> object:
-    """`loopguard.journal` and `loopguard.testing` are loaded when they are first asked for."""
+    """What not every program uses is loaded when it is first asked for."""
     if name in ("journal", "testing"):
         return _import_module(f"loopguard.{name}")
+    if name == "what_if":
+        return _import_module("loopguard._what_if").what_if
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """What is there, and what can be asked for."""
+    return sorted({*globals(), *__all__})

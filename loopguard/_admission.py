@@ -335,6 +335,7 @@ class Admission:
                     arguments=call.arguments_or_raw(),
                     reserved=decimals(call.amounts),
                     attempt=call.attempt,
+                    repeatable=self.tool.repeatable or None,
                     **call.place,
                 )
             )

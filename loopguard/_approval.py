@@ -11,7 +11,8 @@ from loopguard import _events as events
 from loopguard._call import new_id, structural_copy
 from loopguard._pipeline import Ask, Effect, EffectTimeout
 from loopguard._run import Run
-from loopguard.exceptions import ConfigurationError, LoopGuardError
+from loopguard.exceptions import ConfigurationError, LoopGuardError, ToolCallRefused
+from loopguard.telemetry._questions import waited
 
 __all__ = ["Approval", "Keeper", "Question", "Subject", "ask", "is_keeper", "read_answer"]
 
@@ -117,13 +118,26 @@ def ask(
 
     Raises EffectTimeout when nobody answered in time, and whatever the approver raised: never a yes.
     """
+    started = time.monotonic()
+    decision, by = "error", None
     run.asking()
     try:
         if is_keeper(approver):
-            return (yield from approver.keep(subject, run, kind, digest, timeout))
-        return (yield from _ask(approver, subject, run, kind, digest, timeout))
+            answer = yield from approver.keep(subject, run, kind, digest, timeout)
+        else:
+            answer = yield from _ask(approver, subject, run, kind, digest, timeout)
+        decision, by = answer.decision, answer.by
+        return answer
+    except EffectTimeout:
+        decision = "timeout"
+        raise
+    except ToolCallRefused:
+        decision = "parked" if is_keeper(approver) else "error"
+        raise
     finally:
         run.asked()
+        if decision != "parked":  # nobody waited here
+            waited(time.monotonic() - started, kind, subject.name, decision, by)
 
 
 def _ask(

@@ -9,11 +9,13 @@ from loopguard._call import new_id
 from loopguard._events import ToolRefused
 from loopguard._halting import BATCH, Batch, check_halted, end_row, note_refusal, refused
 from loopguard._pipeline import LOCK
-from loopguard._run import current_run
-from loopguard._schemas import InvalidArguments, ToolUse, tool_result
+from loopguard._run import WIND_DOWN, current_run
+from loopguard._schemas import InvalidArguments, ToolUse, UnknownTool, tool_result
 from loopguard._tool import CALLS, instance_of, tool_of
 from loopguard.exceptions import ConfigurationError, ToolCallRefused
 from loopguard.redaction import redact_error
+from loopguard.telemetry import _constants as names
+from loopguard.telemetry._tools import refused_unmade
 
 __all__ = ["Named", "Target", "Turn", "check_chars", "count_invalid", "error_result", "wind_down"]
 
@@ -59,7 +61,7 @@ def error_result(use: ToolUse, exc: Exception, max_chars: int | None) -> dict[st
 def wind_down(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
     run = current_run()
     if run is not None and results and run.nearly_done():
-        note = f"{run.brief()} Little is left: finish now with what you have.".lstrip()
+        note = f"{run.brief()} {WIND_DOWN}".lstrip()
         content = results[-1]["content"]
         if isinstance(content, str):
             results[-1]["content"] = f"{content}\n\n{note}" if content else note
@@ -71,10 +73,14 @@ def wind_down(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def count_invalid(name: str, arguments: Any, id: str | None, exc: InvalidArguments) -> None:
     """A call that can't be made counts as a refusal, so that a model that keeps making it is halted."""
     run = current_run()
+    if run is not None:
+        check_halted(run.chain)
+    code = names.CODE_UNKNOWN_TOOL if isinstance(exc, UnknownTool) else "invalid_arguments"
+    owner = (run.name, run.id) if run is not None else ()
+    refusal = ToolCallRefused(code, "Guard", name, str(exc), None, None, *owner)
+    refused_unmade(refusal, id)
     if run is None:
         return
-    check_halted(run.chain)
-    refusal = ToolCallRefused("invalid_arguments", "Guard", name, str(exc), None, None, run.name, run.id)
     with LOCK:
         for ancestor in run.chain:
             ancestor.refusals += 1

@@ -67,11 +67,15 @@ class RunStarted(Event):
     """The strict digest of that state."""
     code: str | None = None
     """What version of the function runs."""
+    steps: tuple[str, ...] | None = None
+    """Of a flow that is kept in a journal: the names of its steps."""
     occurrence: int = 0
     """Which run of this name and state it is in one iteration of the loop around it."""
     owner_id: str | None = None
     """The loop around it."""
     owner_iteration: int | None = None
+    trace: str | None = None
+    """The traceparent of its span: a resumed run links to it."""
     redacted: bool | None = None
     """In a journal: True where `configure(redact_payloads=True)` holds, so that the run can't be resumed."""
     secret: str | None = None
@@ -137,6 +141,8 @@ class ToolStarted(Event):
     arguments: Mapping[str, Any]
     reserved: Mapping[str, Decimal]
     attempt: int = 1
+    repeatable: bool | None = None
+    """True where LoopLimit never counts it."""
     # of a run that is kept in a journal: what a resumed run finds the call again by
     digest: str | None = None
     """The strict digest of tool, self and arguments as they were asked for."""

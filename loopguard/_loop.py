@@ -19,7 +19,7 @@ from loopguard.budgets import Budget
 from loopguard.exceptions import ConfigurationError, JournalError, LoopGuardWarning, RunConflict
 from loopguard.redaction import check_id
 
-__all__ = ["AsyncLoop", "Loop", "loop"]
+__all__ = ["AsyncLoop", "Loop", "Runnable", "call_loop", "call_loop_async", "loop"]
 
 P = ParamSpec("P")
 P2 = ParamSpec("P2")
@@ -87,15 +87,17 @@ def _let_go(run: LoopRun, exc: BaseException) -> None:
             exc.add_note(f"and the journal could not be written: {later}")
 
 
-def _call(options: LoopOptions, fn: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call_loop(options: LoopOptions, fn: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run it, and give its last state."""
     run = LoopRun(options, fn, instance, args, kwargs)
     _drive(run)
     return run.plain_value()
 
 
-async def _call_async(
+async def call_loop_async(
     options: LoopOptions, fn: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
+    """The same for what is async."""
     run = LoopRun(options, fn, instance, args, kwargs)
     await _drive_async(run)
     return run.plain_value()
@@ -112,26 +114,6 @@ def _run_whole(run: LoopRun) -> Any:
 async def _result_async(run: LoopRun) -> LoopResult[Any] | None:
     await _drive_async(run)
     return run.outcome
-
-
-def _options_of(me: Any) -> LoopOptions:
-    options: LoopOptions = me._self_parent._self_options if isinstance(me, _BoundLoop) else me._self_options
-    return options
-
-
-def _whose(me: Any, args: tuple[Any, ...]) -> tuple[LoopOptions, Any, Any, tuple[Any, ...]]:
-    """Options, function and object of a decorated loop, bound or not, and the arguments that are left."""
-    bound = isinstance(me, _BoundLoop)
-    options = _options_of(me)
-    fn = me.__wrapped__
-    of_object = bound and me._self_binding == "function"
-    instance = me._self_instance if of_object else getattr(fn, "__self__", None)
-    if of_object and instance is None and args and isinstance(args[0], me._self_owner):  # Class.step.run(obj, …)
-        instance, args = args[0], args[1:]
-        fn = functools.partial(fn, instance)
-    elif not bound and takes_class(fn) and not (args and isinstance(args[0], type)):
-        raise ConfigurationError(f"{options.name}.run doesn't know its class: put @loop above @classmethod")
-    return options, fn, instance, args
 
 
 class Loop(Protocol[P, R]):
@@ -212,8 +194,16 @@ class AsyncLoop(Protocol[P, R]):
     ) -> AsyncLoop[P2, T]: ...
 
 
-class _Runnable:
-    """What a decorated loop can do beside being called, bound to an object or not."""
+class Runnable:
+    """What a decorated loop or a flow can do beside being called."""
+
+    @property
+    def _options(self) -> LoopOptions:
+        raise NotImplementedError
+
+    def _whose(self, args: tuple[Any, ...]) -> tuple[Any, Any, tuple[Any, ...]]:
+        """The function that is run, the object that it belongs to, and the arguments that are left."""
+        raise NotImplementedError
 
     def run(self, *args: Any, run_id: str | None = None, **kwargs: Any) -> Any:
         """Run the loop and return how it went, as a LoopResult; for async loops, await it.
@@ -224,8 +214,8 @@ class _Runnable:
         """
         if run_id is not None:
             check_id(run_id, "run_id")
-        options, fn, instance, args = _whose(self, args)
-        return _run_whole(LoopRun(options, fn, instance, args, kwargs, run_id))
+        fn, instance, args = self._whose(args)
+        return _run_whole(LoopRun(self._options, fn, instance, args, kwargs, run_id))
 
     def resume(
         self, run_id: str, *other: Any, max: int | None = None, budget: Budget | None = None, **kwargs: Any
@@ -237,10 +227,10 @@ class _Runnable:
         result. Raises RunNotFound.
         """
         check_id(run_id, "run_id")
-        options, fn, instance, other = _whose(self, other)
+        fn, instance, other = self._whose(other)
         if budget is not None and not isinstance(budget, Budget):
             raise ConfigurationError(f"resume(budget={budget!r}): give a Budget(…)")
-        options = options.larger(max)
+        options = self._options.larger(max)
         parameter = options.state_parameter(instance is not None)
         if parameter is not None and parameter.name == options.state:
             kwargs[parameter.name] = PENDING
@@ -250,18 +240,18 @@ class _Runnable:
 
     def pending(self) -> list[str]:
         """The ids of its runs that were interrupted, or failed, and that nobody drives now; the oldest first."""
-        return runs_that_are(_options_of(self), "pending")
+        return runs_that_are(self._options, "pending")
 
     def waiting(self) -> list[str]:
         """The ids of its runs that wait for a person; the oldest first."""
-        return runs_that_are(_options_of(self), "waiting")
+        return runs_that_are(self._options, "waiting")
 
     def resume_pending(self, *other: Any, **kwargs: Any) -> Any:
         """Resume all that are pending, one after the other: {run id: LoopResult, or the exception it raised}.
 
         For async loops, await it. Runs that another process takes up meanwhile are left out.
         """
-        if _options_of(self).is_async:
+        if self._options.is_async:
             return self._resume_pending_async(other, kwargs)
         done: dict[str, Any] = {}
         for run_id in self.pending():
@@ -285,17 +275,42 @@ class _Runnable:
         return done
 
 
-class _BoundLoop(_Runnable, BoundWrapper):
+class _BoundLoop(Runnable, BoundWrapper):
     """A decorated method, bound to its object or class."""
 
+    @property
+    def _options(self) -> LoopOptions:
+        options: LoopOptions = self._self_parent._self_options
+        return options
 
-class _LoopFunction(_Runnable, Wrapper):
+    def _whose(self, args: tuple[Any, ...]) -> tuple[Any, Any, tuple[Any, ...]]:
+        fn = self.__wrapped__
+        of_object = self._self_binding == "function"
+        instance = self._self_instance if of_object else getattr(fn, "__self__", None)
+        if of_object and instance is None and args and isinstance(args[0], self._self_owner):  # Class.step.run(obj, …)
+            instance, args = args[0], args[1:]
+            fn = functools.partial(fn, instance)
+        return fn, instance, args
+
+
+class _LoopFunction(Runnable, Wrapper):
     """A decorated function."""
 
     __bound_function_wrapper__ = _BoundLoop
 
+    @property
+    def _options(self) -> LoopOptions:
+        options: LoopOptions = self._self_options
+        return options
+
+    def _whose(self, args: tuple[Any, ...]) -> tuple[Any, Any, tuple[Any, ...]]:
+        fn = self.__wrapped__
+        if takes_class(fn) and not (args and isinstance(args[0], type)):
+            raise ConfigurationError(f"{self._options.name}.run doesn't know its class: put @loop above @classmethod")
+        return fn, getattr(fn, "__self__", None), args
+
     def __init__(self, wrapped: Any, options: LoopOptions) -> None:
-        super().__init__(wrapped, functools.partial(_call_async if options.is_async else _call, options))
+        super().__init__(wrapped, functools.partial(call_loop_async if options.is_async else call_loop, options))
         self._self_options = options
 
 

@@ -1,10 +1,11 @@
-"""A loop and its journal: begun, taken up again where it stopped, or answered from the record."""
+"""A loop, or a flow, and its journal: begun, taken up again where it stopped, or answered from the record."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import logging
+import operator
 import os
 import time
 from typing import TYPE_CHECKING, Any
@@ -13,19 +14,31 @@ from loopguard import _events as events
 from loopguard._amounts import SCALE, decimal
 from loopguard._config import settings
 from loopguard._fingerprints import strict
+from loopguard._loop_options import Body, LoopOptions
 from loopguard._outcomes import TRANSITIONS, Iteration, LoopResult, LoopState, StopReason, Verdict
 from loopguard._usage import Usage
+from loopguard.evaluators import Matches
 from loopguard.exceptions import CheckpointError, ConfigurationError, RunConflict
 from loopguard.questions.inbox import key_of
 
 if TYPE_CHECKING:
-    from loopguard._loop_options import LoopOptions
     from loopguard._loop_run import LoopRun
     from loopguard.journal._codec import Codec
     from loopguard.journal._fold import Pass, RunStory
     from loopguard.journal._recorder import Recorder
 
-__all__ = ["PENDING", "code_of", "codec_of", "open_loop", "runs_that_are", "store_of", "verdict_of"]
+__all__ = [
+    "PENDING",
+    "codec_of",
+    "needed_store",
+    "open_loop",
+    "results_of",
+    "returned_hint",
+    "runs_that_are",
+    "store_of",
+    "taken_hint",
+    "verdict_of",
+]
 
 _log = logging.getLogger("loopguard")
 
@@ -57,7 +70,7 @@ def store_of(options: LoopOptions) -> Any:
 def open_loop(loop: LoopRun, store: Any, *, resume: bool) -> bool:
     """Open the loop's journal, or find its place in the one around it; True if its result is there already."""
     run = loop.run
-    codec = codec_of(loop.options)
+    codec = loop.codec(0)
     if run.recorder is None:
         from loopguard.journal._open import keep
 
@@ -78,23 +91,22 @@ def open_loop(loop: LoopRun, store: Any, *, resume: bool) -> bool:
     if recorded is not None:
         run._id = recorded.started.run_id
     recorder.describe(run, codec)
-    run.place = {**place, "digest": digest, "value": loop.initial, "code": code_of(loop.options.fn)}
+    run.place = {**place, **_told(loop, digest)}
     if recorded is None:
         return False
+    _check_steps(loop, recorded)
     if recorded.ended is not None and not recorded.ended.raised and recorded.ended.stop_reason not in _UNFINISHED:
         recorder.consume_run(run.id, None)
-        loop.outcome = _result(loop, recorded, codec)
-        loop.completed = sum(each.accepted for each in recorded.passes.values())
+        loop.outcome = _result(loop, recorded)
         return True
     under_way = recorded.under_way
     recorder.consume_run(run.id, under_way.number if under_way is not None else 1)
-    _restore(loop, recorded, codec)
+    _restore(loop, recorded)
     return False
 
 
 def _begin(loop: LoopRun, recorder: Recorder, codec: Codec, resume: bool) -> bool:
     run, story = loop.run, recorder.story
-    code = code_of(loop.options.fn)
     recorded = story.root
     digest = None if resume else _digest(loop.initial, codec)
     if recorded is not None:
@@ -115,10 +127,10 @@ def _begin(loop: LoopRun, recorder: Recorder, codec: Codec, resume: bool) -> boo
             value = recorded.started.value
             loop.initial = None if value is None else codec.decode(value.text())
             digest = recorded.started.digest
+        _check_steps(loop, recorded)
         if _is_over(loop, recorded, resume):
             assert recorded.ended is not None
-            loop.outcome = _result(loop, recorded, codec)
-            loop.completed = sum(each.accepted for each in recorded.passes.values())
+            loop.outcome = _result(loop, recorded)
             recorder.close(str(recorded.ended.stop_reason))
             return True
     elif resume:
@@ -128,7 +140,8 @@ def _begin(loop: LoopRun, recorder: Recorder, codec: Codec, resume: bool) -> boo
     recorder.questions.key = key_of(run.guards)
     run.recorder = recorder
     run.listeners = (recorder.record, *run.listeners)
-    run.place = {"digest": digest, "value": loop.initial, "code": code}
+    run.place = _told(loop, digest)
+    code = run.place["code"]
     loop.recorder = recorder
     if recorded is not None:
         ended = recorded.ended
@@ -138,7 +151,7 @@ def _begin(loop: LoopRun, recorder: Recorder, codec: Codec, resume: bool) -> boo
         story.add(events.RunResumed(run_id=run.id, at=time.time(), code=code))
         recorder.questions.collect(run)
         run.raised = {**story.raised, **run.raised}
-        _restore(loop, recorded, codec)
+        _restore(loop, recorded)
         run.started_at -= story.elapsed
         if run.deadline is not None:
             run.deadline -= story.elapsed
@@ -169,24 +182,86 @@ def _digest(value: Any, codec: Codec) -> str:
     return digest.hex() if canonical else hashlib.sha256(codec.encode(value)).hexdigest()
 
 
-def codec_of(options: LoopOptions) -> Codec:
-    """How states of this loop are written: by the annotations of its parameter and of what it returns."""
-    from loopguard.journal._codec import codec_for, hints_of
+def _told(loop: LoopRun, digest: str | None) -> dict[str, Any]:
+    """What the run's first event says of what it runs, and with what."""
+    options = loop.options
+    told = {"digest": digest, "value": loop.initial, "code": code_of(options)}
+    return told if options.kind == "loop" else {**told, "steps": tuple(body.name for body in options.bodies)}
 
-    hints = hints_of(options.fn)
-    parameter = options.state_parameter(options.takes_self and "self" in options.signature.parameters)
-    found = [hints[name] for name in (parameter.name if parameter is not None else "", "return") if name in hints]
-    if len(found) == 2 and found[0] != found[1]:
-        try:
-            return codec_for(found[0] | found[1])
-        except TypeError:  # not everything that stands in an annotation can be joined
-            return codec_for(found[1])
-    return codec_for(found[0] if found else Any)
+
+def _check_steps(loop: LoopRun, recorded: RunStory) -> None:
+    """RunConflict if the flow has other steps by now: nobody could tell where the run stands in them."""
+    before = recorded.started.steps
+    now = tuple(body.name for body in loop.options.bodies) if loop.options.kind == "flow" else None
+    if before == now:
+        return
+    old, new = before or (), now or ()
+    changes = [f"{name!r} is gone" for name in old if name not in new]
+    changes += [f"{name!r} is new" for name in new if name not in old]
+    raise RunConflict(
+        f"the run {loop.run.id!r} of {loop.run.name!r} was begun with other steps "
+        f"({', '.join(changes) or 'their order has changed'}): {', '.join(old) or 'none'}; now they are "
+        f"{', '.join(new) or 'none'}. Resume it with the steps that it was begun with, or start another run"
+    )
+
+
+def codec_of(options: LoopOptions, done: int) -> Codec:
+    """How the state is written that so many accepted iterations came to.
+
+    Of a loop: by the annotations of its parameter and of what it returns. Of a flow: by what the step before it
+    returns, and the next one takes; where neither says, as the state before.
+    """
+    from loopguard.journal._codec import codec_for
+
+    bodies = options.bodies
+    if options.kind == "loop":
+        found = [hint for hint in (taken_hint(options), returned_hint(options)) if hint is not None]
+    else:
+        found = [returned_hint(bodies[done - 1])] if done else []
+        found += [taken_hint(bodies[done])] if done < len(bodies) else []
+        if done and all(hint is None for hint in found):
+            return codec_of(options, done - 1)
+        # where one of them says nothing, anything may come: last, since pydantic takes the first that fits as well
+        open_end = [] if found and all(hint is not None and hint is not Any for hint in found) else [Any]
+        parsed = [each.type for each in bodies[done - 1].evaluators if isinstance(each, Matches)] if done else []
+        known = [hint for hint in (*found, *parsed) if hint is not None and hint is not Any]
+        found = [hint for hint in known if not isinstance(hint, dict)] + open_end
+    hints = [hint for index, hint in enumerate(found) if hint not in found[:index]]
+    try:
+        return codec_for(functools.reduce(operator.or_, hints) if hints else Any)
+    except TypeError:  # not everything that stands in an annotation can be joined
+        return codec_for(hints[-1])
+
+
+def taken_hint(body: Body) -> Any:
+    """The annotation of the parameter that carries the state, or None."""
+    from loopguard.journal._codec import hints_of
+
+    inner = getattr(body.fn, "_options", None)
+    if isinstance(inner, LoopOptions):  # a loop or a flow is the step
+        return taken_hint(inner.bodies[0])
+    parameter = body.state_parameter(body.takes_self and "self" in body.signature.parameters)
+    return hints_of(body.fn).get(parameter.name) if parameter is not None else None
+
+
+def returned_hint(body: Body) -> Any:
+    """The annotation of what it returns, or None."""
+    from loopguard.journal._codec import hints_of
+
+    inner = getattr(body.fn, "_options", None)
+    if isinstance(inner, LoopOptions):
+        return returned_hint(inner.bodies[-1])
+    return body.fn if isinstance(body.fn, type) else hints_of(body.fn).get("return")
+
+
+def code_of(options: LoopOptions) -> str | None:
+    """A short text that changes with the code of what is run."""
+    codes = [_code_of(body.fn) for body in options.bodies]
+    return codes[0] if len(codes) == 1 else hashlib.sha256(repr(codes).encode()).hexdigest()[:16]
 
 
 @functools.lru_cache(1024)
-def code_of(fn: Any) -> str | None:
-    """A short text that changes with the code of the function."""
+def _code_of(fn: Any) -> str | None:
     code = getattr(fn, "__code__", None)
     if code is None:
         return None
@@ -197,9 +272,10 @@ def code_of(fn: Any) -> str | None:
 # -- reading ---------------------------------------------------------------------------------------
 
 
-def _restore(loop: LoopRun, recorded: RunStory, codec: Codec) -> None:
+def _restore(loop: LoopRun, recorded: RunStory) -> None:
     """Put the loop where it stood: at the beginning of its last iteration, or behind its body."""
     run = loop.run
+    run.resumes = recorded.trace
     run.steps, run.refusals, run.unknown_cost = recorded.steps, recorded.refusals, recorded.unknown_cost
     for unit, exact in recorded.spent.items():
         run.cell(unit).spent = exact
@@ -209,14 +285,12 @@ def _restore(loop: LoopRun, recorded: RunStory, codec: Codec) -> None:
         return
     run.past = run.recorder.past_calls(run.id, under_way.number)
     run.outcomes = run.recorder.past_outcomes(run.id, under_way.number)
-    before = [each for number, each in sorted(recorded.passes.items()) if number < under_way.number]
-    loop.history[:] = [_iteration(each, recorded, codec) for each in before if each.returned is not None]
-    loop.completed = sum(each.accepted for each in before)
-    loop._set(codec.decode(under_way.value.text()))
+    before = _read_passes(loop, recorded, under_way.number)
+    loop._set(loop.codec(loop.completed).decode(under_way.value.text()))
     loop.rejections = 0
     for each in before:
         loop.rejections = 0 if each.accepted else loop.rejections + 1
-    if before and not before[-1].accepted and loop.history:
+    if before and not before[-1].accepted and before[-1].returned is not None:
         run.rejected = loop.history[-1].value
     run.feedback = under_way.feedback
     run.iteration = under_way.number
@@ -225,6 +299,18 @@ def _restore(loop: LoopRun, recorded: RunStory, codec: Codec) -> None:
     loop.transitions = [made for made in recorded.transitions if made.iteration < under_way.number]
     loop.state = loop.transitions[-1].target if loop.transitions else TRANSITIONS[LoopState.READY, "start"]
     loop.kept = under_way
+
+
+def _read_passes(loop: LoopRun, recorded: RunStory, end: int | None = None) -> list[Pass]:
+    """Read what the iterations (those before number `end`) came to, into the loop's history; in order."""
+    passes = [each for number, each in sorted(recorded.passes.items()) if end is None or number < end]
+    loop.history.clear()
+    loop.completed = 0
+    for each in passes:
+        if each.returned is not None:
+            loop.history.append(_iteration(each, recorded, loop.codec(loop.completed + 1)))
+        loop.completed += each.accepted
+    return passes
 
 
 def _iteration(each: Pass, recorded: RunStory, codec: Codec) -> Iteration[Any]:
@@ -249,22 +335,20 @@ def verdict_of(given: events.VerdictGiven, codec: Codec) -> Verdict:
     return Verdict(verdict.passed, verdict.reason, value)
 
 
-def _result(loop: LoopRun, recorded: RunStory, codec: Codec) -> LoopResult[Any]:
+def _result(loop: LoopRun, recorded: RunStory) -> LoopResult[Any]:
     from loopguard.journal._errors import data_of, rebuilt
 
     ended = recorded.ended
     assert ended is not None
     assert ended.stop_reason is not None
-    history = [
-        _iteration(each, recorded, codec) for _, each in sorted(recorded.passes.items()) if each.returned is not None
-    ]
+    _read_passes(loop, recorded)
     counted: dict[str, Any] = {unit: n // SCALE for unit, n in recorded.spent.items() if unit in Usage.__slots__}
     return LoopResult(
-        value=None if ended.value is None else codec.decode(ended.value.text()),
+        value=None if ended.value is None else loop.codec(loop.completed).decode(ended.value.text()),
         stop_reason=ended.stop_reason,
         completed=_completed(loop, ended.stop_reason),
-        iterations=len(history),
-        history=tuple(history),
+        iterations=len(loop.history),
+        history=tuple(loop.history),
         transitions=tuple(recorded.transitions),
         usage=Usage(**counted),
         cost=None if recorded.unknown_cost else decimal(recorded.spent.get("usd", 0)),
@@ -277,12 +361,29 @@ def _result(loop: LoopRun, recorded: RunStory, codec: Codec) -> LoopResult[Any]:
 
 def runs_that_are(options: LoopOptions, status: str) -> list[str]:
     """The ids of this loop's runs that are pending or waiting, the oldest first."""
-    store = store_of(options)
-    if store is None:
-        raise ConfigurationError(f"{options.name} has no store: give store=, or LOOPGUARD_STORE")
     from loopguard.journal._open import writer_of
 
     wanted = ("waiting",) if status == "waiting" else ("running", "cancelled", "error")
-    runs = writer_of(store, settings.durability).use(lambda journal: journal.runs())
+    runs = writer_of(needed_store(options), settings.durability).use(lambda journal: journal.runs())
     found = [run for run in runs if run.name == options.name and run.status in wanted and run.holder is None]
     return [run.run_id for run in reversed(found)]
+
+
+def needed_store(options: LoopOptions) -> Any:
+    """Where its runs are kept; ConfigurationError if nowhere."""
+    store = store_of(options)
+    if store is None:
+        raise ConfigurationError(f"{options.name} has no store: give store=, or LOOPGUARD_STORE")
+    return store
+
+
+def results_of(options: LoopOptions, run_id: str) -> list[Any]:
+    """What the accepted iterations of a run came to, in order, as far as its journal tells."""
+    from loopguard.journal._book import open as open_book
+
+    recorded = open_book(needed_store(options)).story(run_id).root
+    passes = sorted(recorded.passes.items()) if recorded is not None else []
+    accepted = [each for _, each in passes if each.accepted]
+    return [
+        codec_of(options, done).decode((each.final or each.returned).text()) for done, each in enumerate(accepted, 1)
+    ]

@@ -1,4 +1,4 @@
-"""One run of a loop: its iterations, its states, and what it comes to."""
+"""One run of a loop or a flow: its iterations, its states, and what it comes to."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from loopguard._amounts import SCALE, decimal
 from loopguard._call import ASYNC, SYNC
 from loopguard._guard import Guard
 from loopguard._loop_journal import codec_of, open_loop, store_of, verdict_of
-from loopguard._loop_options import LoopOptions, name_of
+from loopguard._loop_options import Body, LoopOptions, name_of
 from loopguard._outcomes import (
     TRANSITIONS,
     Iteration,
@@ -93,8 +93,7 @@ class LoopRun:
         self.args = list(args)
         self.kwargs = dict(kwargs)
         if options.feedback is not None:
-            default = options.feedback.default
-            self.kwargs.setdefault("feedback", None if default is inspect.Parameter.empty else default)
+            self.kwargs.setdefault("feedback", options.no_feedback)
         parameter = options.state_parameter(instance is not None)
         if parameter is not None and parameter.kind is parameter.VAR_POSITIONAL and not args:
             parameter = None  # nothing was given that could be the state
@@ -108,8 +107,8 @@ class LoopRun:
             options.name,
             current_run(),
             options.guards if budget is None else (*options.guards, Guard(budget)),
-            kind="loop",
-            max=options.max,
+            kind=options.kind,
+            max=options.max if options.kind == "loop" else None,
             timeout=options.timeout,
             id=run_id,
         )
@@ -132,6 +131,7 @@ class LoopRun:
         """What the journal knows of the iteration that is run again."""
         self.verdicts: Mapping[int, Any] = {}
         """Those of them that were given already."""
+        self.codecs: dict[int, Any] = {}
 
     def _find(self, parameter: inspect.Parameter, bound: bool) -> int | str:
         """Where the state stands among the arguments; an omitted one is put there with its default."""
@@ -184,6 +184,18 @@ class LoopRun:
             return False
         return open_loop(self, store, resume=self.resume)
 
+    def codec(self, done: int) -> Any:
+        """How the state is written that so many accepted iterations came to."""
+        done = done if self.options.kind == "flow" else 0
+        if done not in self.codecs:
+            self.codecs[done] = codec_of(self.options, done)
+        return self.codecs[done]
+
+    def writes(self, done: int) -> None:
+        """What is recorded of the state from now on is what so many accepted iterations come to."""
+        if self.run.recorder is not None:
+            self.run.recorder.describe(self.run, self.codec(done))
+
     def committed(self) -> Steps:
         """Wait until what happened is in the journal, if there is one."""
         recorder = self.run.recorder
@@ -193,7 +205,11 @@ class LoopRun:
     def ended(self) -> None:
         """After the end: the last event is committed before the outcome is handed on, the journal is let go of."""
         if self.recorder is not None:
-            self.recorder.close(str(self.reason or StopReason.ERROR))
+            try:
+                if self.options.delete_on_success and self.outcome is not None and self.outcome.completed:
+                    self.recorder.delete()
+            finally:
+                self.recorder.close(str(self.reason or StopReason.ERROR))
         elif self.run.recorder is not None:
             self.run.recorder.settled()
 
@@ -240,6 +256,7 @@ class LoopRun:
     def close(self, raised: BaseException | None) -> None:
         """Leave the run and end its span."""
         run = self.run
+        self.writes(self.completed)
         outcome = raised.result if self.is_own(raised) else self.outcome if raised is None else None
         if outcome is not None:
             reason: StopReason | None = outcome.stop_reason
@@ -262,6 +279,8 @@ class LoopRun:
         if result.stop_reason is StopReason.WAITING:
             text = f"{result.name} waits for a person, and goes on with {result.name}.resume({result.run_id!r})"
             raise LoopStopped(result, text) from result.error
+        if self.options.kind == "flow" and not result.completed:
+            raise LoopStopped(result) from result.error
         if not self.completed and result.stop_reason is not StopReason.EVALUATION_FAILED:
             text = f"{result.name} was stopped before its first iteration was completed: {result}"
             raise LoopStopped(result, text) from result.error
@@ -282,7 +301,7 @@ class LoopRun:
     def steps(self) -> Steps:
         """The iterations, as effects; evaluates to what the loop came to by its own rules."""
         options, run = self.options, self.run
-        for each in (options.judge, *options.evaluators):
+        for each in (options.judge, *(one for body in options.bodies for one in body.evaluators)):
             if isinstance(each, AnthropicJudge | BaseEvaluator):
                 yield Ask(each.prepare, blocking=True)
         if self.kept is None:
@@ -303,8 +322,10 @@ class LoopRun:
                 return self.finish(stop)
 
     def iterate(self) -> Steps:
-        """One iteration: the body, on_iteration, until. (Evaluators and judges will stand between them.)"""
+        """One iteration: the body, on_iteration, evaluators, until, the judge."""
         options, run = self.options, self.run
+        body = options.body(self.completed)
+        self.writes(self.completed)
         run.emit(events.IterationStarted, value=self.value, feedback=run.feedback)
         span = IterationSpan(run) if run.span is not None else None
         before = {unit: cell.spent for unit, cell in run.cells.copy().items()}  # other threads may add units
@@ -318,17 +339,26 @@ class LoopRun:
         completed = self.completed
         error: BaseException | None = None
         try:
-            told = options.feedback is not None and run.feedback is not None
-            kwargs = {**self.kwargs, "feedback": run.feedback} if told else self.kwargs
+            self.writes(self.completed + 1)
             if kept is not None and kept.returned is not None:
-                value = codec_of(options).decode(kept.returned.text())
+                value = self.codec(self.completed + 1).decode(kept.returned.text())
             else:
-                value = yield Invoke(_Body(options.name, self.body, tuple(self.args), kwargs))
+                try:
+                    if body.steps is None:
+                        value = yield self.invoke(body)
+                    else:
+                        value = yield from body.steps(run, self.value)
+                except Exception as exc:
+                    if not self.retries(body, exc):
+                        raise
+                    error = exc
+                    self.retry(body, exc)
+                    return None
             state = self.parameter
-            if value is None and state is not None and self.value is not None and not options.may_return_none(state):
+            if value is None and state is not None and self.value is not None and not body.may_return_none(state):
                 raise ConfigurationError(
-                    f"{options.name} returned None: return the state, it is the next iteration's argument "
-                    f"(or annotate that None is meant)"
+                    f"{body.name} returned None: return the state, it is the next "
+                    f"{'step' if options.kind == 'flow' else 'iteration'}'s argument (or annotate that None is meant)"
                 )
             if run.recorder is not None and (kept is None or kept.returned is None):
                 self.check_parked()
@@ -336,16 +366,19 @@ class LoopRun:
                 run.emit(events.IterationReturned, value=value, duration=duration)
                 yield from self.committed()
             self.record(value, before, started)
-            if not options.evaluators:
+            if not body.evaluators:
                 self.accept(value)
             if options.on_iteration is not None:
                 yield Ask(options.on_iteration, value, run.iteration)
             run.feedback = None
-            if options.evaluators:
-                passed, value = yield from self.evaluate(value, span, before, started)
+            if body.evaluators:
+                passed, value = yield from self.evaluate(body, value, span, before, started)
                 if not passed:
-                    return self.reject(value)
+                    return self.reject(body, value)
                 self.accept(value)
+            if options.over(self.completed):
+                self.satisfied = True
+                return StopReason.UNTIL
             if options.evaluates_alone:
                 self.satisfied = True
                 return StopReason.EVALUATED
@@ -377,6 +410,31 @@ class LoopRun:
             if span is not None:
                 span.end(self.satisfied, None if error is None or only_refusals(error) is not None else error)
 
+    def invoke(self, body: Body) -> Invoke:
+        """The effect that runs the body: with the arguments of the loop, or as a step of a flow with its state."""
+        run, args, kwargs = self.run, tuple(self.args), self.kwargs
+        fn = self.fn
+        if body.call is not None:
+            fn, args = body.call, args if body.state_parameter(False) is not None else ()
+        if body.feedback is not None and (run.feedback is not None or body.call is not None):
+            kwargs = {**kwargs, "feedback": body.no_feedback if run.feedback is None else run.feedback}
+        if self.options.is_async and run.deadline is not None:
+            fn = functools.partial(_within_deadline, run, fn)
+        return Invoke(_Body(body.name, fn, args, kwargs))
+
+    def retries(self, body: Body, exc: Exception) -> bool:
+        """Whether an exception of the body counts as a rejected value, and there is an attempt left."""
+        if not body.retries_errors or isinstance(exc, ConfigurationError | JournalError):
+            return False
+        return only_refusals(exc) is None and self.rejections < body.max_retries
+
+    def retry(self, body: Body, exc: Exception) -> None:
+        """The body failed: once more with the same argument and the reason."""
+        self.move("reject")
+        self.rejections += 1
+        self.run.rejected = None
+        self.run.feedback = f"{body.name} failed: {redact_error(exc)}"
+
     def accept(self, value: Any) -> None:
         """The iteration counts: its value is the state."""
         self._set(value)
@@ -386,7 +444,7 @@ class LoopRun:
         if self.history[-1].value is not value:  # an evaluator parsed it
             self.history[-1] = replace(self.history[-1], value=value)
 
-    def reject(self, value: Any) -> StopReason | None:
+    def reject(self, body: Body, value: Any) -> StopReason | None:
         """The evaluators said no: once more with the same argument and the reason, or it is over."""
         options = self.options
         self.move("reject")
@@ -394,16 +452,16 @@ class LoopRun:
         self.rejections += 1
         if options.on_reject == "continue":
             self._set(value)
-        if self.rejections > options.max_retries or self.run.iteration >= options.max:
+        if self.rejections > body.max_retries or self.run.iteration >= options.max:
             return StopReason.EVALUATION_FAILED
         return None
 
     def evaluate(
-        self, value: Any, span: IterationSpan | None, before: Mapping[str, int], started: float
+        self, body: Body, value: Any, span: IterationSpan | None, before: Mapping[str, int], started: float
     ) -> Generator[Effect, Any, tuple[bool, Any]]:
         """Ask the evaluators in order, each about what the one before it parsed: (passed, the value)."""
         raw = value
-        for evaluator in self.options.evaluators:
+        for evaluator in body.evaluators:
             name = name_of(evaluator)
             try:
                 verdict = self.given() or (yield from self.consult(evaluator, value))
@@ -443,13 +501,6 @@ class LoopRun:
             raise run.timed_out() from None
         return read_verdict(said, name_of(fn))
 
-    @property
-    def body(self) -> Any:
-        """The function, for async loops bounded by the deadline."""
-        if self.options.is_async and self.run.deadline is not None:
-            return functools.partial(_within_deadline, self.run, self.fn)
-        return self.fn
-
     def record(self, value: Any, before: Mapping[str, int], started: float) -> None:
         """Note what the iteration did and cost."""
         self.history.append(self.iteration(value, (), before, started))
@@ -486,7 +537,7 @@ class LoopRun:
         verdict = self.verdicts.get(len(self.history[-1].verdicts))
         if verdict is None or verdict.verdict.value.lost is not None:  # what it had parsed could not be written down
             return None
-        return verdict_of(verdict, codec_of(self.options))
+        return verdict_of(verdict, self.codec(self.completed + 1))
 
     def check_parked(self) -> None:
         """Raise what parks this run, though the body has swallowed it: its value isn't the iteration's."""
@@ -552,7 +603,9 @@ class LoopRun:
             value, what = (yield Ask(options.fallback, self.result(reason, None))), "the fallback's value"
         elif options.on_failure == "raise":
             self.move("fail")
-            raise EvaluationFailed(self.result(reason, None))
+            result = self.result(reason, None)
+            step = options.body(self.completed).name
+            raise EvaluationFailed(result, f"{result}: {step}: {self.run.feedback}" if options.kind == "flow" else None)
         else:
             values = [iteration.value for iteration in self.history]
             value, what = (max(values, key=options.best), "the best") if options.best else (values[-1], "the latest")
@@ -577,7 +630,14 @@ class LoopRun:
         else:
             reason = StopReason.of_refusal(cause)
         self.move("stop")
-        _log.warning("loop %s was stopped after %d iterations (%s): %s", self.run.name, self.completed, reason, cause)
+        _log.warning(
+            "%s %s was stopped after %d iterations (%s): %s",
+            self.run.kind,
+            self.run.name,
+            self.completed,
+            reason,
+            cause,
+        )
         return self.result(reason, cause)
 
     def failed(self, exc: BaseException) -> None:
@@ -590,7 +650,7 @@ class LoopRun:
         result = self.result(stop_reason_of(exc) or StopReason.ERROR, exc)
         attach_result(exc, result, [run.id for run in self.run.chain])
         if isinstance(exc, Exception) and only_refusals(exc) is None:
-            annotate(exc, f"in loop {self.run.name!r}, iteration {self.run.iteration} of at most {self.options.max}")
+            annotate(exc, self.options.whereabouts(self.run.iteration, self.completed, self.rejections))
 
 
 _UNDER_WAY = (LoopState.RUNNING, LoopState.RETRY)

@@ -134,6 +134,8 @@ class Verdict:
     reason: str | None = None
     value: Any = None
     """The parsed value, where an evaluator made one."""
+    score: float | None = field(default=None, compare=False)
+    """What it measured, on a scale of its own, where it graded."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,11 +35,13 @@ from loopguard._usage import Usage
 from loopguard._warn import warn
 from loopguard.exceptions import ConfigurationError, LoopHalted, ToolCallRefused
 
-__all__ = ["Run", "charge", "current_run", "only_elsewhere", "publish", "subscribers"]
+__all__ = ["WIND_DOWN", "Run", "charge", "current_run", "only_elsewhere", "publish", "subscribers"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Listener = Callable[[events.Event], object]
+WIND_DOWN = "Little is left: finish now with what you have."
+"""What a model is told, after the run's `brief`, once it is nearly done."""
 
 
 class Run:
@@ -87,6 +89,8 @@ class Run:
     """The states that were accepted in earlier processes, in order."""
     raised: Mapping[str, int] = MappingProxyType({})
     """Caps that were raised when the run was resumed, by unit."""
+    resumes: str | None = None
+    """The traceparent of the span under which an earlier process ran it, where it was resumed."""
     span: Any = None
     trace_id: str | None = None
     """The trace of this run, 32 hex digits, where tracing is on."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -88,6 +89,19 @@ def colour(request: pytest.FixtureRequest) -> Iterator[Colour]:
     """Every test that asks for it runs once for each of the four kinds of callable."""
     with asyncio.Runner() as runner:
         yield Colour(request.param, runner)
+
+
+@pytest.fixture(autouse=True)
+def detached() -> Iterator[None]:
+    """No test leaves a context where it wasn't entered: OpenTelemetry logs that, and does nothing more."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]  # shorter than a class
+    logger = logging.getLogger("opentelemetry.context")
+    logger.addHandler(handler)
+    yield
+    logger.removeHandler(handler)
+    assert said == []
 
 
 @pytest.fixture

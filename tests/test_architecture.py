@@ -17,21 +17,21 @@ PACKAGE = Path(__file__).parents[1] / "loopguard"
 # Top first: rank, and its rows. A module imports from lower ranks, and from rows further down in its own.
 # A package stands here under its folder's name; "" is loopguard/__init__.py.
 RANKS = {
-    9: [""],
+    9: ["__main__", ""],
     8: ["cli", "testing", "typing"],
-    7: ["_flow", "_loop", "_loop_run", "_loop_journal", "_loop_options"],
+    7: ["_what_if", "_flow _handoff _llm", "_loop", "_loop_run", "_loop_journal", "_loop_options"],
     6: ["evaluators", "judges conditions context", "_guard", "_dispatch _scope", "_tool", "_order"],
     5: ["questions", "guardrails"],
     4: ["metering", "budgets"],
-    3: ["journal", "telemetry"],
-    2: ["_approval", "_generators", "_drivers", "_run _threads"],
+    3: ["journal", "_approval", "telemetry"],
+    2: ["_generators", "_drivers", "_run _threads"],
     1: ["_admission", "_halting _warn", "_pipeline"],
     0: [
         "_call _events",
         "_outcomes",
         "_amounts _cells _fingerprints _schemas _usage",
         "redaction",
-        "_config _json _plugins _wrapped",
+        "_config _json _plugins _tree _wrapped",
         "exceptions",
     ],
 }

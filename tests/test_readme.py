@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import os
 import re
 import subprocess
 import sys
@@ -33,6 +34,24 @@ def test_a_runnable_block_runs_and_prints_what_its_arrows_say(name: str, tmp_pat
     told = "".join(f"{line}\n" for line in re.findall(r"# → (.*)$", RUNNABLE[name], flags=re.MULTILINE))
     if told:
         assert doctest.OutputChecker().check_output(told, done.stdout, doctest.ELLIPSIS), done.stdout
+
+
+def test_the_tree_on_the_page_is_the_one_that_the_demo_draws(tmp_path: Path) -> None:
+    """Line for line, but for the times."""
+    (drawn,) = re.findall(r"^```text\n(customer_request .*?)^```$", TEXT, flags=re.MULTILINE | re.DOTALL)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "ANTHROPIC_"))}
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "02_agent.py"],
+        cwd=tmp_path,
+        env={**kept, "PYTHONUTF8": "1", "NO_PROXY": "*"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=50,
+        check=True,
+    )
+    times = re.compile(r"· [\d.]+ m?s")
+    assert times.sub("·", done.stderr) == times.sub("·", drawn)
 
 
 def test_every_make_command_exists() -> None:

@@ -115,4 +115,5 @@ class LLMScore(BaseEvaluator):
             return Verdict(None, "the scorer's reason is not a text")
         passed = score >= self.at_least
         wanted = "" if passed else f", at least {self.at_least:g} is needed"
-        return Verdict(passed, f"It scored {score:g} of {self.scale}{wanted}{f': {reason}' if reason else '.'}")
+        text = f"It scored {score:g} of {self.scale}{wanted}{f': {reason}' if reason else '.'}"
+        return Verdict(passed, text, score=score)

@@ -65,6 +65,10 @@ class LoopLimit:
         """What makes two of them the same: a chain needs only one."""
         return self.n, self.ignore, self.ttl, self.strict, self.timer
 
+    def on_clock(self, timer: Callable[[], float]) -> LoopLimit:
+        """The same limit by another clock, with nothing counted yet."""
+        return LoopLimit(self.n, self.ignore, self.ttl, self.strict, timer)
+
     def bind(self, run: Run, tool: Tool) -> _Counts | None:
         """See `Limit`."""
         if self.n == 0 or tool.repeatable:

@@ -139,6 +139,10 @@ class RateLimit:
         self.timer = timer
         self._state = _PerTool(lambda tool: _Window(self))
 
+    def on_clock(self, timer: Callable[[], float]) -> RateLimit:
+        """The same limit by another clock, with nothing counted yet."""
+        return RateLimit(self.n, self.seconds, self.wait, timer)
+
     def bind(self, run: Run, tool: Tool) -> _Window:
         """See `Limit`."""
         return self._state.of(tool)  # type: ignore[no-any-return]  # what the lambda makes
@@ -203,6 +207,10 @@ class CircuitBreaker:
         self.reset = number(reset, "CircuitBreaker(reset")
         self.timer = timer
         self._state = _PerTool(lambda tool: _Circuit(self))
+
+    def on_clock(self, timer: Callable[[], float]) -> CircuitBreaker:
+        """The same breaker by another clock, with nothing counted yet."""
+        return CircuitBreaker(self.failures, self.reset, timer)
 
     def bind(self, run: Run, tool: Tool) -> _Circuit:
         """See `Limit`."""

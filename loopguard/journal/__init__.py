@@ -13,7 +13,7 @@ each commit waits for the disk, and a power loss loses nothing either.
 from __future__ import annotations
 
 from loopguard.journal._answers import Answer, Question
-from loopguard.journal._book import OpenJournal, open  # noqa: A004  # journal.open reads like gzip.open
+from loopguard.journal._book import OpenJournal, Reading, open  # noqa: A004  # journal.open reads like gzip.open
 from loopguard.journal._export import read_export
 from loopguard.journal._protocol import LEASE, STOP, Journal, Lease, Row, RunInfo
 from loopguard.journal._states import Delta
@@ -26,6 +26,7 @@ __all__ = [
     "Lease",
     "OpenJournal",
     "Question",
+    "Reading",
     "Row",
     "RunInfo",
     "STOP",

@@ -23,8 +23,10 @@ from loopguard.journal._fold import Story, fold
 from loopguard.journal._open import check_store, writer_of
 from loopguard.journal._protocol import STOP, Journal, Row, RunInfo
 from loopguard.journal._rows import PAYLOAD, Stored, first_broken, read_events
+from loopguard.journal._states import State
+from loopguard.journal._writer import Writer
 
-__all__ = ["OpenJournal", "open"]
+__all__ = ["OpenJournal", "Reading", "open"]
 
 _UNFINISHED = ("running", "waiting", "error", "cancelled")
 """The states of runs that may go on."""
@@ -60,6 +62,18 @@ class OpenJournal:
     def events(self, run_id: str) -> list[Event]:
         """Everything that happened in a run, in order, payloads as plain JSON data. Raises RunNotFound."""
         return [_plain(event) for event in read_events(self._rows(run_id), self._codec)]
+
+    def run(self, run_id: str) -> RunInfo:
+        """One run, as `runs` lists it. Raises RunNotFound."""
+        found = self._writer.use(lambda journal: journal.runs(run_id))
+        if not found:
+            raise RunNotFound(f"there is no run {run_id!r}")
+        return found[0]
+
+    def reading(self, run_id: str) -> Reading:
+        """What happens in a run, as it is written: for who follows a run that another process drives."""
+        self.run(run_id)
+        return Reading(self._writer, run_id, self._codec)
 
     def story(self, run_id: str) -> Story:
         """What those events come to: counters, iterations, calls."""
@@ -214,10 +228,7 @@ class OpenJournal:
 
     def delete(self, run_id: str) -> None:
         """Delete one run, whatever became of it. Raises RunConflict while it is being driven, and RunNotFound."""
-        run = next((run for run in self.runs() if run.run_id == run_id), None)
-        if run is None:
-            raise RunNotFound(f"there is no run {run_id!r}")
-        if run.holder is not None:
+        if self.run(run_id).holder is not None:
             raise RunConflict(f"the run {run_id!r} is being driven: it can't be deleted now")
         self._writer.use(lambda journal: journal.delete(run_id))
 
@@ -235,6 +246,24 @@ class OpenJournal:
 
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)  # what is made here is as private as a store
+
+
+class Reading:
+    """The events of one run, a part at a time."""
+
+    def __init__(self, writer: Writer, run_id: str, codec: Codec | None) -> None:
+        self._writer = writer
+        self._codec = codec
+        self._run_id = run_id
+        self._after = 0
+        self._states: dict[int, State] = {}
+
+    def read(self) -> list[Event]:
+        """What was committed since it was last asked; payloads as they are stored."""
+        rows = self._writer.use(lambda journal: list(journal.rows(self._run_id, self._after)))
+        if rows:
+            self._after = rows[-1].seq
+        return list(read_events(rows, self._codec, self._states))
 
 
 def _read(question: Question, said: Any, result: Any, by: str | None) -> Answer:
@@ -269,6 +298,6 @@ def _plain(event: Event) -> Event:
         value = getattr(event, name)
         if isinstance(value, Stored):
             changes[name] = value.show()
-        elif name == "verdict" and isinstance(value.value, Stored):
+        elif name == "verdict" and value is not None and isinstance(value.value, Stored):
             changes[name] = replace(value, value=value.value.show())
     return replace(event, **changes) if changes else event

@@ -9,7 +9,7 @@ from typing import Any
 
 from loopguard import _events as events
 from loopguard._amounts import amount
-from loopguard._outcomes import Transition
+from loopguard._outcomes import LoopState, Transition
 
 __all__ = ["Call", "ModelCall", "Pass", "RunStory", "Story", "fold"]
 
@@ -47,6 +47,13 @@ class RunStory:
     spent: dict[str, int] = field(default_factory=dict)
     """In 1e-18 of each unit."""
     unknown_cost: bool = False
+    trace: str | None = None
+    """The traceparent of its last span."""
+
+    @property
+    def completed(self) -> bool:
+        """Whether it has come to its goal."""
+        return bool(self.transitions) and self.transitions[-1].target is LoopState.SUCCESS
 
     @property
     def under_way(self) -> Pass | None:
@@ -92,6 +99,8 @@ class Story:
         self.models: dict[str, ModelCall] = {}
         self.questions: dict[str, events.QuestionAsked] = {}
         self.answers: dict[str, events.QuestionAnswered] = {}
+        self.charges: dict[str, dict[str, int]] = {}
+        """Who has spent what, in 1e-18 of each unit: by tool, by model, or by run where its body was charged."""
         self.raised: dict[str, int] = {}
         """Caps that people raised, by unit."""
         self.elapsed = 0.0
@@ -118,10 +127,12 @@ class Story:
             yield run
             run_id = run.started.parent_id
 
-    def charge(self, run_id: str, amounts: Mapping[str, Decimal]) -> None:
-        """Book what was spent."""
+    def charge(self, run_id: str, amounts: Mapping[str, Decimal], who: str) -> None:
+        """Book what was spent, and by whom."""
         for unit, spent in amounts.items():
             exact = amount(spent, unit)
+            own = self.charges.setdefault(who, {})
+            own[unit] = own.get(unit, 0) + exact
             for run in self.chain(run_id):
                 run.spent[unit] = run.spent.get(unit, 0) + exact
 
@@ -146,6 +157,7 @@ class Story:
             self.runs[event.run_id].ended = None  # it goes on
         else:
             self.runs[event.run_id] = RunStory(event)
+        self.runs[event.run_id].trace = event.trace or self.runs[event.run_id].trace
         if self.code is None:
             self.code = event.code
         self.redacted = self.redacted or bool(event.redacted)
@@ -165,7 +177,7 @@ class Story:
         for model in self.models.values():
             if model.open:
                 model.open = False
-                self.charge(model.started.run_id, model.started.reserved)
+                self.charge(model.started.run_id, model.started.reserved, model.started.model)
 
     def _RunEnded(self, event: events.RunEnded) -> None:  # noqa: N802  # named after its event
         if event.run_id in self.runs:
@@ -208,7 +220,7 @@ class Story:
         self.calls[key] = self._by_call[event.run_id, event.call_id] = Call(key, event, times=times)
 
     def _ToolFinished(self, event: events.ToolFinished) -> None:  # noqa: N802  # named after its event
-        self.charge(event.run_id, event.charged)
+        self.charge(event.run_id, event.charged, event.tool)
         call = self.calls.get(event.key or "") or self._by_call.get((event.run_id, event.call_id))
         if call is not None:
             call.finished, call.open = event, False
@@ -219,13 +231,13 @@ class Story:
                 run.refusals += 1
 
     def _Charged(self, event: events.Charged) -> None:  # noqa: N802  # named after its event
-        self.charge(event.run_id, event.amounts)
+        self.charge(event.run_id, event.amounts, self.runs[event.run_id].started.name)
 
     def _ModelStarted(self, event: events.ModelStarted) -> None:  # noqa: N802  # named after its event
         self.models[event.call_id] = ModelCall(event)
 
     def _ModelCalled(self, event: events.ModelCalled) -> None:  # noqa: N802  # named after its event
-        self.charge(event.run_id, event.charged)
+        self.charge(event.run_id, event.charged, event.model)
         if event.cost is None:
             for run in self.chain(event.run_id):
                 run.unknown_cost = True
@@ -257,7 +269,7 @@ class Story:
             call = self.calls.get(question.call_id or "")
             if call is not None:
                 call.answer = event
-                self.charge(question.run_id, call.started.reserved)
+                self.charge(question.run_id, call.started.reserved, call.started.tool)
 
     def _BudgetExtended(self, event: events.BudgetExtended) -> None:  # noqa: N802  # named after its event
         self.raised[event.unit] = max(self.raised.get(event.unit, 0), amount(Decimal(event.limit), event.unit))

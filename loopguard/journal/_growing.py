@@ -23,7 +23,7 @@ class Growing:
     """
 
     def __init__(self, codec: Codec) -> None:
-        self._codec = codec
+        self.codec = codec
         arguments = typing.get_args(codec.hint)
         self._item = codec_for(arguments[0]) if typing.get_origin(codec.hint) is list and len(arguments) == 1 else None
         self._text = b"["
@@ -36,7 +36,7 @@ class Growing:
     def encode(self, value: Any) -> bytes:
         """The JSON text; CheckpointError where it would not come back as it is."""
         if self._item is None or type(value) is not list:
-            return self._codec.encode(value)
+            return self.codec.encode(value)
         kept = self._unchanged(value)
         text = self._text[: self._ends[kept - 1] if kept else 1]
         pieces = [text]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import re
 import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Generator
@@ -16,7 +17,7 @@ from loopguard._call import ASYNC, ASYNC_GENERATOR, GENERATOR, Tool, ToolCall, n
 from loopguard._config import settings
 from loopguard._halting import came_through
 from loopguard._pipeline import LOCK, Ask, Effect, Invoke, Proceed, Steps
-from loopguard._run import Run
+from loopguard._run import WIND_DOWN, Run
 from loopguard.exceptions import CheckpointError, JournalError, LeaseLost, ToolCallRefused
 from loopguard.journal._asking import INSIDE, Matter, Questions, stop_reason
 from loopguard.journal._at_rest import read_letter
@@ -270,11 +271,18 @@ class Recorder:
         if self._failed is not None:
             raise self._failed
 
+    def delete(self) -> None:
+        """Forget the run, which is over, while nobody else can have taken it up."""
+        self.settled()
+        self.writer.use(lambda journal: journal.delete(self.lease.run_id))
+
     # -- runs ------------------------------------------------------------------------------------
 
     def describe(self, run: Run, codec: Codec) -> None:
-        """States of this run are written by this codec."""
-        self._codecs[run.id] = Growing(codec)
+        """States of this run are written by this codec from now on."""
+        known = self._codecs.get(run.id)
+        if known is None or known.codec is not codec:
+            self._codecs[run.id] = Growing(codec)
 
     def resume(self, number: int | None, ended: events.RunEnded | None) -> None:
         """The outermost loop goes on with this iteration, run again as far as it had come.
@@ -550,7 +558,7 @@ class Recorder:
     def model_place(self, run: Run, request: bytes) -> dict[str, Any]:
         """Where a model call stands: what its ModelStarted event says of that."""
         owner = loop_of(run)
-        digest = hashlib.sha256(request).hexdigest()
+        digest = hashlib.sha256(_without_notes(request)).hexdigest()
         return {
             "digest": digest,
             "occurrence": self._count(owner, "model", digest),
@@ -614,6 +622,16 @@ def codecs_of(tool: Tool) -> tuple[Codec, Codec]:
         return codec_for(hint), codec_for(Any)
     parts = typing.get_args(hint)
     return codec_for(parts[2] if len(parts) == 3 else Any), codec_for(parts[0] if parts else Any)
+
+
+def _without_notes(request: bytes) -> bytes:
+    """A request (JSON) without what `run_tools` says of what is left: when it is resumed, a run has used more."""
+    return _NOTE.sub(b"", request) if _MARK in request else request
+
+
+_MARK = WIND_DOWN.encode()
+_TEXT = rb"(?:Used so far: [^\"\\]* )?" + re.escape(_MARK)
+_NOTE = re.compile(rb', \{"text": "' + _TEXT + rb'", "type": "text"\}|(?:\\n\\n)?' + _TEXT)
 
 
 def _digest(call: ToolCall) -> tuple[str, bool]:

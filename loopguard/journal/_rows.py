@@ -19,7 +19,7 @@ from loopguard.journal._codec import parsed
 from loopguard.journal._protocol import Row
 from loopguard.journal._states import Delta, State
 
-__all__ = ["Stored", "first_broken", "first_link", "next_link", "read_events", "write_event"]
+__all__ = ["Stored", "first_broken", "first_link", "next_link", "plain", "read_events", "write_event"]
 
 PAYLOAD = frozenset(
     {
@@ -79,6 +79,11 @@ class Stored:
         return from_json(self.state.text()) if self.state is not None else self.plain
 
 
+def plain(value: Any) -> Any:
+    """A payload as plain JSON data, or whatever it is."""
+    return value.show() if isinstance(value, Stored) else value
+
+
 def first_link(run_id: str) -> bytes:
     """What the first event of a run is chained to."""
     return hashlib.sha256(b"loopguard journal\0" + run_id.encode()).digest()
@@ -100,10 +105,13 @@ def first_broken(run_id: str, rows: Iterable[Row]) -> int | None:
     """The number of the first event that is not what was written, or None."""
     before = first_link(run_id)
     for seq, row in enumerate(rows, 1):
-        erased = row.payload is None or row.salt is None
-        if row.seq != seq or row.digest != next_link(before, row.header, row.payload_hash):
-            return seq
-        if not erased and row.payload_hash != _payload_hash(row.salt or b"", row.payload or b"", row.state):
+        try:
+            whole = row.seq == seq and row.digest == next_link(before, row.header, row.payload_hash)
+            if whole and row.payload is not None and row.salt is not None:  # not erased
+                whole = row.payload_hash == _payload_hash(row.salt, row.payload, row.state)
+        except TypeError:  # a text, say, where bytes were
+            whole = False
+        if not whole:
             return seq
         before = row.digest
     return None
@@ -163,12 +171,15 @@ def _in_plain(row: Row, name: str, codec: Codec | None, run_id: Any) -> Row:
     return dataclasses.replace(row, payload=payload, state=state)
 
 
-def read_events(rows: Iterable[Row], codec: Codec | None = None) -> Iterator[events.Event]:
+def read_events(
+    rows: Iterable[Row], codec: Codec | None = None, states: dict[int, State] | None = None
+) -> Iterator[events.Event]:
     """The events of a journal, in order. Those of kinds that this version doesn't know are left out.
 
-    JournalError for a journal that is damaged, and one that was written with another codec.
+    JournalError for a journal that is damaged, and one that was written with another codec. ``states``: those of the
+    rows before, for who reads on where he was.
     """
-    states: dict[int, State] = {}
+    states = {} if states is None else states
     for row in rows:
         fields = _read_json(row, row.header)
         if "codec" in fields:
@@ -235,6 +246,7 @@ _READ: dict[str, Any] = {
     "cost": Decimal,
     "spent": Decimal,
     "usage": lambda value: Usage(**value),
+    "steps": tuple,
     "stop_reason": StopReason,
     "transition": _transition,
 }

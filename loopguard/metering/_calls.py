@@ -27,6 +27,7 @@ from loopguard.metering._reading import Bill, parts
 from loopguard.metering.prices import PriceSource, Tariff, cost_of
 from loopguard.telemetry import _constants as names
 from loopguard.telemetry import _spans as spans
+from loopguard.telemetry._runs import of_usage
 
 __all__ = ["ModelCall"]
 
@@ -288,7 +289,7 @@ class ModelCall:
                 response=self.response,
             )
         if self.span.is_recording():
-            attributes = {names.RESPONSE_MODEL: model, **_span_usage(usage)}
+            attributes = {names.RESPONSE_MODEL: model, **of_usage(usage)}
             if cost is not None:
                 attributes |= {names.CALL_COST: cost, names.CALL_COST_CURRENCY: "USD"}
             if error is None:
@@ -324,14 +325,3 @@ def _at_least(usage: Usage, output: int) -> Usage:
     """The usage with no less output than this."""
     more = max(0, output - (usage.output_tokens or 0))
     return replace(usage, output_tokens=(usage.output_tokens or 0) + more, tokens=(usage.tokens or 0) + more)
-
-
-def _span_usage(usage: Usage) -> dict[str, Any]:
-    written = (usage.cache_write_5m_tokens, usage.cache_write_1h_tokens)
-    return {
-        names.USAGE_INPUT_TOKENS: usage.input_tokens,
-        names.USAGE_OUTPUT_TOKENS: usage.output_tokens,
-        names.USAGE_CACHE_READ_INPUT_TOKENS: usage.cache_read_tokens,
-        names.USAGE_CACHE_WRITE_INPUT_TOKENS: None if None in written else sum(filter(None, written)),
-        names.USAGE_REASONING_OUTPUT_TOKENS: usage.thinking_tokens,
-    }

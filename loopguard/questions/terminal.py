@@ -16,7 +16,7 @@ from loopguard.guardrails import Approval
 from loopguard.questions._device import POLL, Check, Device
 from loopguard.redaction import display, display_name, display_value, redact
 
-__all__ = ["ask_in_terminal"]
+__all__ = ["ask_in_terminal", "behind_rule"]
 
 _LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"  # without those that look alike
 
@@ -109,7 +109,7 @@ def _ask(device: Device, call: ToolCall) -> Approval:
 def _question(call: ToolCall, columns: int) -> str:
     lines = ["", f"loopguard: may {display_name(call.name)} run?"]
     for name, value in redact(call.arguments).items():
-        lines += _rows(f"{display(name)} = {display_value(value)}", columns - 7)
+        lines += behind_rule(f"{display(name)} = {display_value(value)}", columns - 7)
     if not call.run.outside:
         lines.append(f"run: {display(call.run.name, 200)} ({display(call.run.id)}){_iteration(call)}")
     if isinstance(call, ToolCall) and call.estimate:  # or a budget asks to be extended, in the shape of a call
@@ -117,7 +117,7 @@ def _question(call: ToolCall, columns: int) -> str:
     return "\n".join([*lines, ""])
 
 
-def _rows(text: str, width: int) -> list[str]:
+def behind_rule(text: str, width: int) -> list[str]:
     """An argument behind a rule: a value that wraps by itself could pass for the lines around it."""
     width = max(width if text.isascii() else width // 2, 10)  # a wide character takes two columns
     return [f"    | {text[start : start + width]}" for start in range(0, len(text), width)]

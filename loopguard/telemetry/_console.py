@@ -5,29 +5,21 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import StatusCode
 
+from loopguard._tree import ASCII, BOXES, Marks, draw, marks_for, took
 from loopguard.redaction import display
 from loopguard.telemetry import _constants as names
 
 __all__ = ["ConsoleTree", "render_tree"]
 
 
-class _Marks(NamedTuple):
-    branch: str
-    last: str
-    through: str
-    wrong: str
-    between: str
-
-
-_BOXES = _Marks("├─ ", "└─ ", "│  ", "✗ ", " · ")
-_ASCII = _Marks("|- ", "`- ", "|  ", "x ", " - ")
-_SPACE = "   "
+_WIDTH = 120
+"""Characters of an error's description; the span has all of it."""
 
 
 class ConsoleTree(SpanExporter):
@@ -70,7 +62,7 @@ class ConsoleTree(SpanExporter):
     def _write(self, spans: list[ReadableSpan], complete: bool) -> bool:
         stream = self._stream or sys.stderr
         encoding = getattr(stream, "encoding", None) or "utf-8"
-        text = render_tree(spans, ascii=not _can_encode("".join(_BOXES), encoding))
+        text = render_tree(spans, ascii=marks_for(encoding) is ASCII)
         if not complete:
             text = f"(unfinished)\n{text}"
         try:
@@ -90,20 +82,12 @@ class ConsoleTree(SpanExporter):
         return True
 
 
-def _can_encode(text: str, encoding: str) -> bool:
-    try:
-        text.encode(encoding)
-    except (UnicodeError, LookupError):
-        return False
-    return True
-
-
 def render_tree(spans: Iterable[ReadableSpan], *, ascii: bool = False) -> str:
     """The spans as a tree, a line each, children in the order in which they started; no newline at the end.
 
     A span whose parent isn't among them is drawn as a root. ``ascii`` avoids box characters.
     """
-    marks = _ASCII if ascii else _BOXES
+    marks = ASCII if ascii else BOXES
     ordered = sorted(spans, key=lambda span: span.start_time or 0)
     known = {span.context.span_id for span in ordered if span.context}
     children: dict[int | None, list[ReadableSpan]] = {}
@@ -111,33 +95,32 @@ def render_tree(spans: Iterable[ReadableSpan], *, ascii: bool = False) -> str:
         above = span.parent.span_id if span.parent and span.parent.span_id in known else None
         children.setdefault(above, []).append(span)
 
-    lines: list[str] = []
-    # A stack instead of recursion: traces may be deeper than Python's own stack.
-    todo = [(span, "", "") for span in reversed(children.get(None, []))]
-    while todo:
-        span, before, indent = todo.pop()
-        lines.append(before + _line(span, marks))
-        below = children.get(span.context.span_id, []) if span.context else []
-        for child in reversed(below):
-            turn, rest = (marks.last, _SPACE) if child is below[-1] else (marks.branch, marks.through)
-            todo.append((child, indent + turn, indent + rest))
-    return "\n".join(lines)
+    def below(span: ReadableSpan) -> list[ReadableSpan]:
+        return children.get(span.context.span_id, []) if span.context else []
+
+    return "\n".join(draw(children.get(None, []), below, lambda span: _line(span, marks), marks))
 
 
-def _line(span: ReadableSpan, marks: _Marks) -> str:
+def _line(span: ReadableSpan, marks: Marks) -> str:
     seen = span.attributes or {}
     failed = span.status.status_code is StatusCode.ERROR
     parts = [display(span.name)]
     if (number := seen.get(names.LOOP_ITERATION_NUMBER)) is not None:
         parts[0] += f" #{display(str(number))}"
     if span.start_time is not None and span.end_time is not None:
-        parts.append(_duration(span.end_time - span.start_time))
+        parts.append(took(span.end_time - span.start_time))
     if (cost := seen.get(names.CALL_COST)) is not None:
         parts.append(_cost(cost, seen.get(names.CALL_COST_CURRENCY, "USD")))
     if (iterations := seen.get(names.LOOP_ITERATIONS)) is not None:
         parts.append(f"{display(str(iterations))} iteration{'' if iterations == 1 else 's'}")
     if (reason := seen.get(names.LOOP_STOP_REASON)) is not None:
         parts.append(f"stopped: {display(str(reason))}")
+    if (attempts := seen.get(names.CALL_ATTEMPTS)) is not None:
+        parts.append(f"{display(str(attempts))} attempts")
+    if (outcome := seen.get(names.APPROVAL_OUTCOME)) is not None:
+        parts.append(display(str(outcome)))
+    if seen.get(names.VERDICT_TYPE) == names.WARN:
+        parts.append(f"warning: {display(str(seen.get(names.VERDICT_REASON)))}")
     if failed:
         parts.append(display(_why(str(seen.get(names.ERROR_TYPE) or ""), span.status.description or "")))
     return (marks.wrong if failed else "") + marks.between.join(parts)
@@ -145,20 +128,11 @@ def _line(span: ReadableSpan, marks: _Marks) -> str:
 
 def _why(kind: str, description: str) -> str:
     """``max_steps: the reason``; an exception's description begins with its class already."""
+    if len(description) > _WIDTH:
+        description = f"{description[: _WIDTH - 3].rstrip()}..."
     if not kind or (description and description.startswith(kind.rpartition(".")[2])):
         return description or "error"
     return f"{kind}: {description}" if description else kind
-
-
-def _duration(ns: int) -> str:
-    if ns < 10_000_000:
-        return f"{ns / 1e6:.1f} ms"
-    if ns < 1_000_000_000:
-        return f"{ns / 1e6:.0f} ms"
-    if ns < 60_000_000_000:
-        return f"{ns / 1e9:.2f} s"
-    minutes, seconds = divmod(round(ns / 1e9), 60)
-    return f"{minutes} min {seconds:02d} s"
 
 
 def _cost(cost: Any, currency: Any) -> str:

@@ -69,8 +69,13 @@ GUARDRAIL_NAME = "loopguard.guardrail.name"
 VERDICT_TYPE = "loopguard.verdict.type"
 VERDICT_REASON = "loopguard.verdict.reason"
 """A code of few values, as refusals have it."""
+OVERRUN = "overrun"
+"""The verdict.reason of a call that cost more than it had declared."""
+CALL_ATTEMPTS = "loopguard.call.attempts"
+"""How often the body was tried, where that was more than once."""
 APPROVAL_OUTCOME = "loopguard.approval.outcome"
 APPROVAL_MODE = "loopguard.approval.mode"
+"""What was asked for: approval, input, extension or uncertain."""
 APPROVAL_ACTOR = "loopguard.approval.actor"
 """Personal data: set only where the user asked for it."""
 BUDGET_NAME = "loopguard.budget.name"
@@ -78,9 +83,13 @@ BUDGET_UNIT = "loopguard.budget.unit"
 BUDGET_LIMIT = "loopguard.budget.limit"
 BUDGET_SPENT = "loopguard.budget.spent"
 BUDGET_REMAINING = "loopguard.budget.remaining"
+"""In baggage followed by a dot and the unit."""
 
 # Values.
 ANTHROPIC = "anthropic"
+UNKNOWN_TOOL = "_unknown"
+"""Stands in span names and labels for a tool that a model made up."""
+CODE_UNKNOWN_TOOL = "unknown_tool"
 ALLOW, DENY, MODIFY, WARN, ESCALATE = "allow", "deny", "modify", "warn", "escalate"
 GRANTED, DENIED, TIMED_OUT, FAILED = "granted", "denied", "timeout", "error"
 
@@ -105,3 +114,5 @@ BUDGET_CONSUMED = "loopguard.budget.consumed"
 
 # The standard switch for arguments, results and prompts in spans.
 CAPTURE_CONTENT = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
+# The switch for who answered a question.
+CAPTURE_ACTOR = "LOOPGUARD_CAPTURE_ACTOR"

@@ -15,7 +15,7 @@ from opentelemetry import trace
 from loopguard import _events as events
 from loopguard.redaction import redact_error, redact_text
 
-__all__ = ["LOGGER", "log_event", "log_is_wanted"]
+__all__ = ["LOGGER", "event_data", "log_event", "log_is_wanted", "plain_data"]
 
 LOGGER = logging.getLogger("loopguard.events")
 """Everything goes there at level INFO."""
@@ -38,11 +38,16 @@ def log_event(event: events.Event) -> None:
 def _line(event: events.Event) -> str:
     context = trace.get_current_span().get_span_context()
     trace_id = format(context.trace_id, "032x") if context.is_valid else None
+    return json.dumps({"event": type(event).__name__, "trace_id": trace_id, **event_data(event)}, allow_nan=False)
+
+
+def event_data(event: events.Event) -> dict[str, Any]:
+    """The event as JSON data, as it is: not redacted."""
     shown = {field.name: getattr(event, field.name) for field in fields(event)}
-    return json.dumps({"event": type(event).__name__, "trace_id": trace_id, **_plain(shown, 0)}, allow_nan=False)
+    return {"event": type(event).__name__, **plain_data(shown)}
 
 
-def _plain(value: Any, depth: int) -> Any:
+def plain_data(value: Any, depth: int = 0) -> Any:
     """The value in what JSON has: no NaN, no lone surrogate, and a text for what has no form of its own."""
     if value is None or isinstance(value, bool | int):
         return value if not isinstance(value, Enum) else str(value)
@@ -56,11 +61,11 @@ def _plain(value: Any, depth: int) -> Any:
         return redact_error(value)
     if depth < 20:
         if isinstance(value, dict):
-            return {str(_plain(key, depth + 1)): _plain(item, depth + 1) for key, item in list(value.items())}
+            return {str(plain_data(key, depth + 1)): plain_data(item, depth + 1) for key, item in list(value.items())}
         if isinstance(value, list | tuple | set | frozenset):
-            return [_plain(item, depth + 1) for item in list(value)]
+            return [plain_data(item, depth + 1) for item in list(value)]
         if is_dataclass(value) and not isinstance(value, type):
-            return {field.name: _plain(getattr(value, field.name), depth + 1) for field in fields(value)}
+            return {field.name: plain_data(getattr(value, field.name), depth + 1) for field in fields(value)}
     try:
         return redact_text(repr(value)[:2000])
     except Exception:  # a repr of the user's

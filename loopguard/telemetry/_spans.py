@@ -24,11 +24,13 @@ __all__ = [
     "attach",
     "capture_content",
     "chat_is_traced",
+    "clean_name",
     "content",
     "detach",
     "end_failed",
     "end_ok",
     "end_refused",
+    "end_unanswered",
     "of_refusal",
     "provider_is_set",
     "sanitise",
@@ -69,7 +71,8 @@ def start_tool_span(name: str, attributes: Mapping[str, Any], start_time_ns: int
 def start_clean_span(name: str, attributes: Mapping[str, Any], start_time_ns: int) -> Span:
     """`start_span` for a name and attributes that are known to be harmless, in less time."""
     try:
-        return _tracer.start_span(name, None, SpanKind.INTERNAL, attributes, (), start_time_ns)
+        # The context is looked up here, once: given None, the SDK looks it up three times.
+        return _tracer.start_span(name, context.get_current(), SpanKind.INTERNAL, attributes, (), start_time_ns)
     except Exception:  # a sampler or span processor of the user's
         _log.debug("starting a span failed", exc_info=True)
         return trace.INVALID_SPAN
@@ -88,9 +91,7 @@ def start_span(
     try:
         if not all(map(_is_clean, attributes.values())):
             attributes = sanitise(attributes)
-        if not _is_clean(name):
-            name = _cut(name)
-        return _tracer.start_span(name, None, kind, attributes, links, start_time_ns)
+        return _tracer.start_span(clean_name(name), None, kind, attributes, links, start_time_ns)
     except Exception:  # a sampler or span processor of the user's
         _log.debug("starting a span failed", exc_info=True)
         return trace.INVALID_SPAN
@@ -156,6 +157,11 @@ def end_failed(
         _end(span, description, end_time_ns, {**error, **(attributes or {})})
 
 
+def end_unanswered(span: Span, code: str, end_time_ns: int | None = None) -> None:
+    """End the span of a question that came to no answer."""
+    _end(span, code, end_time_ns, {names.ERROR_TYPE: code})
+
+
 def add_evaluation(
     span: Span, name: str, label: str, score: float | Decimal | None = None, explanation: str | None = None
 ) -> None:
@@ -185,9 +191,9 @@ def chat_is_traced() -> bool:
 
 
 def _end(span: Span, error: str | None, end_time_ns: int | None, attributes: Mapping[str, Any] | None) -> None:
-    if not span.is_recording():  # ended already, perhaps by a finalizer; ending it twice would be logged
-        return
     try:
+        if not span.is_recording():  # ended already, perhaps by a finalizer; ending it twice would be logged
+            return
         try:
             if attributes:
                 span.set_attributes(sanitise(attributes))
@@ -229,6 +235,11 @@ def _is_clean(value: object) -> bool:
     if type(value) is int:
         return -_MAX_INT <= value <= _MAX_INT
     return type(value) is bool or type(value) is float
+
+
+def clean_name(name: str) -> str:
+    """A span's name that every exporter can encode."""
+    return name if _is_clean(name) else _cut(name)
 
 
 def sanitise(attributes: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from opentelemetry.trace import Span, get_current_span
@@ -14,7 +15,7 @@ from loopguard.exceptions import ToolCallRefused
 from loopguard.telemetry import _constants as names
 from loopguard.telemetry import _spans as spans
 
-__all__ = ["TOOL_SPANS"]
+__all__ = ["TOOL_SPANS", "refused_unmade"]
 
 
 class ToolSpans:
@@ -29,10 +30,14 @@ class ToolSpans:
         if plan.spans is None:
             plan.spans = self._prepare(plan)
         name, unknown, admitted = plan.spans
-        if plan.proceed is None:  # the decision has been made; else `close` tells
-            attributes = {**(admitted if call.step else unknown), names.TOOL_CALL_ID: call.id, **self._counted(call)}
+        if plan.proceed is None and call.step:  # the decision has been made; else `close` tells
+            attributes = admitted.copy()
+            attributes[names.STEP_INDEX] = call.step
         else:
-            attributes = {**unknown, names.TOOL_CALL_ID: call.id}
+            attributes = unknown.copy()
+        attributes[names.TOOL_CALL_ID] = call.id
+        if plan.proceed is None and call.repeats:
+            attributes[names.CALL_REPEAT_COUNT] = call.repeats
         if spans.capture_content():
             attributes[names.TOOL_CALL_ARGUMENTS] = spans.content(call.arguments_or_raw())
         if call.provider_id is not None:  # somebody else's text
@@ -46,7 +51,8 @@ class ToolSpans:
         if steps:
             fixed[names.STEP_LIMIT] = min(steps)
         fixed = spans.sanitise(fixed)
-        return f"{names.EXECUTE_TOOL} {fixed[names.TOOL_NAME]}", fixed, {**fixed, **self._cost(plan.tool.cost)}
+        name = spans.clean_name(f"{names.EXECUTE_TOOL} {plan.name}")
+        return name, fixed, {**fixed, **self._cost(plan.tool.cost)}
 
     @staticmethod
     def _counted(call: ToolCall) -> dict[str, Any]:
@@ -78,10 +84,8 @@ class ToolSpans:
         late: dict[str, Any] = {}
         if plan.proceed is not None:
             late.update(self._counted(call))
-            if call.started:
-                late.update(self._cost(call.tool.cost))
-        if call.charged is not None:
-            late.update(self._cost({**dict.fromkeys(dict(call.estimate), 0), **call.charged}.items()))
+        if plan.proceed is not None or call.charged is not None:
+            late.update(self._settled([each for each in call.line or (call,) if each.started]))
         for refusal in call.observed or ():
             late[names.GUARDRAIL_NAME] = refusal.guardrail
             late[names.VERDICT_TYPE] = names.WARN
@@ -98,6 +102,20 @@ class ToolSpans:
             if result is not None and spans.capture_content():
                 late[names.TOOL_CALL_RESULT] = spans.content(result)
             spans.end_ok(span, call.ended_ns, late)
+
+    def _settled(self, attempts: Sequence[ToolCall]) -> dict[str, Any]:
+        """What the attempts of a call cost in all."""
+        told: dict[str, Any] = {names.CALL_ATTEMPTS: len(attempts)} if len(attempts) > 1 else {}
+        costs: Counter[str] = Counter()
+        for each in attempts:
+            charged = dict(each.amounts) if each.charged is None else each.charged
+            estimate = dict(each.estimate)
+            costs.update({**dict.fromkeys(estimate, 0), **charged})
+            if any(exact > estimate.get(unit, 0) for unit, exact in charged.items()):
+                told[names.GUARDRAIL_NAME] = "Budget"
+                told[names.VERDICT_TYPE] = names.WARN
+                told[names.VERDICT_REASON] = names.OVERRUN
+        return {**told, **self._cost(costs.items())}
 
     @staticmethod
     def _budget(plan: Admission, refusal: ToolCallRefused) -> dict[str, Any]:
@@ -117,3 +135,10 @@ class ToolSpans:
 
 
 TOOL_SPANS = ToolSpans()
+
+
+def refused_unmade(refusal: ToolCallRefused, id: str | None) -> None:
+    """The span of a call that couldn't even be made: of a tool that there isn't, or with arguments that don't fit."""
+    name = names.UNKNOWN_TOOL if refusal.code == names.CODE_UNKNOWN_TOOL else refusal.tool
+    attributes = {names.OPERATION_NAME: names.EXECUTE_TOOL, names.TOOL_NAME: name, names.TOOL_CALL_ID: id}
+    spans.end_refused(spans.start_span(f"{names.EXECUTE_TOOL} {name}", attributes), refusal)

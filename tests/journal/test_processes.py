@@ -235,6 +235,25 @@ def test_a_process_killed_in_a_call_leaves_it_uncertain_unless_idempotent(kind: 
     assert stage.book().verify("r") is None
 
 
+@pytest.mark.parametrize("colour", ["sync", "async"])
+@pytest.mark.parametrize("killed_at", ["put 100", "put 1", "pay 2", "put 11", "pay 12", "put 200"])
+def test_flows_in_loops_in_flows_go_on_at_their_place(killed_at: str, colour: str, stage: Stage) -> None:
+    """Killed at each of its effects in turn, a nested run makes none of the others twice, and no payment."""
+    stage.kill_at(killed_at, "nested", colour=colour)
+    value, reason = stage.start("nested", colour=colour).result()
+    counted = collections.Counter(["put 100", "put 1", "pay 2", "put 11", "pay 12", "put 200"])
+    if killed_at.startswith("pay"):
+        assert reason == "waiting"
+        assert stage.settle("r", lambda: stage.counter.effects) == 1
+        value, reason = stage.start("nested", colour=colour).result()
+    else:
+        counted[killed_at] += 1
+    assert (value, reason) == ("2 did put 200", "until")
+    assert collections.Counter(stage.counter.effects) == counted
+    assert stage.book().verify("r") is None
+    assert stage.start("nested", colour=colour).result() == [value, reason]
+
+
 def test_an_answer_holds_for_one_execution(stage: Stage) -> None:
     """Told that it had not run, it was run, and killed again: what was said then says nothing of this time."""
     stage.kill_at("pay 2", "one_call", tool="pay")

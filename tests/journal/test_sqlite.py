@@ -116,7 +116,7 @@ def test_an_interrupted_commit_is_not_written_twice(path: str) -> None:
 
 
 def test_verify_names_the_first_event_that_was_changed(store: str) -> None:
-    """A changed payload, header or order is found; an erased payload isn't damage."""
+    """A changed payload, header, type or order is found; an erased payload isn't damage."""
 
     @loop(max=3, store=store)
     def step(n: int) -> int:
@@ -134,6 +134,8 @@ def test_verify_names_the_first_event_that_was_changed(store: str) -> None:
     db.execute("UPDATE events SET header = ? WHERE seq = 6", (original,))
     db.execute("UPDATE events SET middle = X'39' WHERE seq = 5")
     assert book.verify("r") == 5
+    db.execute("UPDATE events SET header = CAST(header AS TEXT) WHERE seq = 3")
+    assert book.verify("r") == 3
     db.execute("DELETE FROM events WHERE seq = 2")
     assert book.verify("r") == 2
     db.close()

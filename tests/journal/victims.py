@@ -20,7 +20,7 @@ from typing import Any
 import anthropic
 import pydantic  # noqa: F401  # loaded once, before the forks
 
-from loopguard import Guard, current_call, journal, loop, meter, tool
+from loopguard import Flow, Guard, current_call, journal, loop, meter, tool
 from loopguard.journal._rows import first_broken
 from loopguard.journal._sqlite import SQLiteJournal
 
@@ -182,6 +182,50 @@ def driven(args: dict[str, Any]) -> Any:
     return asyncio.run(astep.run([], run_id="r")).value
 
 
+def nested(args: dict[str, Any]) -> Any:
+    """A flow with a loop, whose body calls a tool, that runs a flow; in one of the colours."""
+
+    def begin(n: int) -> int:
+        put(100)
+        return n
+
+    def a(n: int) -> int:
+        put(10 * n + 1)
+        return n
+
+    def b(n: int) -> int:
+        pay(10 * n + 2)
+        return n + 1
+
+    def end(n: int) -> str:
+        return f"{n} {put(200)}"
+
+    inner = Flow("inner", [a, b])
+    if args["colour"] == "sync":
+
+        @tool(idempotent=True)
+        def visit(n: int) -> int:
+            return inner(n)  # type: ignore[no-any-return]
+
+        @loop(max=2)
+        def tour(n: int) -> int:
+            return visit(n)
+
+        result = Flow("outer", [begin, tour, end], store=STORE).run(0, "r")
+    else:
+
+        @tool(idempotent=True, name="visit")
+        async def avisit(n: int) -> int:
+            return await asyncio.to_thread(inner, n)  # type: ignore[no-any-return]
+
+        @loop(max=2, name="tour")
+        async def atour(n: int) -> int:
+            return await avisit(n)
+
+        result = asyncio.run(Flow("outer", [begin, atour, end], store=STORE).run(0, "r"))
+    return [result.value, str(result.stop_reason)]
+
+
 class Hostile:
     """Can't be written in any way, nor shown."""
 
@@ -242,6 +286,7 @@ PROGRAMS = {
         waiting,
         agent,
         driven,
+        nested,
         hostile,
         exporting,
         tearing,

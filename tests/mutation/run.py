@@ -67,6 +67,7 @@ LIKELY = {
     "_generators": ["test_drivers", "guardrails/test_resilience", "telemetry/test_tool_spans", "test_dispatch"],
     "_guard": ["test_tool", "test_halting", "test_events"],
     "_halting": ["test_halting"],
+    "_loop_journal": ["telemetry/test_run_spans", "journal/"],
     "_loop_run": [
         "test_loop",
         "test_until",
@@ -88,7 +89,7 @@ LIKELY = {
     "guardrails/resilience": ["guardrails/test_resilience"],
     "guardrails/steps": ["guardrails/test_steps"],
     "guardrails/wrap": ["guardrails/test_wrap"],
-    "telemetry/_tools": ["telemetry/test_tool_spans"],
+    "telemetry/_tools": ["telemetry/test_tool_spans", "telemetry/test_run_spans"],
 }
 """Module: the tests to ask first, by how their path begins. To collect all takes longer than most mutants live."""
 

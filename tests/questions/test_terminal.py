@@ -26,7 +26,8 @@ pty = pytest.importorskip("pty", reason="pseudo-terminals are POSIX")
 ROOT = Path(exceptions.__file__).parents[1]
 PROMPT = re.compile(r"Type (\w{4}(?: hidden)?) to approve, or n and a reason to deny: $")
 PRELUDE = """
-import fcntl, json, os, sys, termios, threading
+import fcntl, json, os, signal, sys, termios, threading
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job passes on that it ignores it
 if len(sys.argv) > 1:
     fcntl.ioctl(os.open(sys.argv[1], os.O_RDWR), termios.TIOCSCTTY, 0)
 from loopguard import ApproveTool, Guard, ToolCallRefused, tool

@@ -107,6 +107,27 @@ def test_an_error_says_what_is_known_of_it(kind: str | None, description: str, s
     assert render_tree([span("a", 1, attributes=attributes, error=description)]) == f"✗ a · 1.0 ms · {shown}"
 
 
+def test_a_long_description_is_cut() -> None:
+    """A tree is for a glance; the span has the whole of it."""
+    line = render_tree([span("a", 1, error="why " * 1000)])
+
+    assert line == f"✗ a · 1.0 ms · {('why ' * 1000)[:117].rstrip()}..."
+
+
+@pytest.mark.parametrize(
+    ("attributes", "shown"),
+    [
+        ({"loopguard.call.attempts": 3}, "3 attempts"),
+        ({"loopguard.approval.outcome": "granted"}, "granted"),
+        ({"loopguard.verdict.type": "warn", "loopguard.verdict.reason": "overrun"}, "warning: overrun"),
+        ({"loopguard.verdict.type": "allow"}, None),
+    ],
+)
+def test_what_needs_a_look_is_shown(attributes: dict[str, Any], shown: str | None) -> None:
+    """Attempts, how a wait ended, and warnings."""
+    assert render_tree([span("a", 1, attributes=attributes)]) == " · ".join(filter(None, ["a", "1.0 ms", shown]))
+
+
 def test_text_from_a_model_cannot_drive_the_terminal() -> None:
     """Control characters in names, reasons and attributes are escaped: one span stays one line."""
     hostile = "\x1b[2J\nfake line"

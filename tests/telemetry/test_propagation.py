@@ -8,7 +8,7 @@ import pytest
 from opentelemetry import baggage, context, trace
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from loopguard import telemetry
+from loopguard import Budget, Guard, MaxSteps, charge, loop, telemetry, tool
 from loopguard.telemetry import _spans
 
 HEADER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -31,6 +31,50 @@ def test_a_trace_goes_on_in_another_process(exporter: InMemorySpanExporter) -> N
     assert span.parent is not None
     assert span.parent.is_remote
     assert span.parent.span_id == sender.get_span_context().span_id
+
+
+def test_a_run_goes_on_as_a_child_of_the_tool_that_sent_it(exporter: InMemorySpanExporter) -> None:
+    """A loop under an extracted context, as a worker runs it, hangs below the sender's tool, in the same trace."""
+    carrier: dict[str, str] = {}
+
+    @tool
+    def delegate() -> None:
+        telemetry.inject(carrier)
+
+    @loop(max=1)
+    def worker(n: int) -> int:
+        return n + 1
+
+    with Guard().scope() as run:
+        delegate()
+    received = context.attach(telemetry.extract(carrier))
+    result = worker.run(0)
+    context.detach(received)
+
+    ended = {span.name: span for span in exporter.get_finished_spans()}
+    there, here = ended["execute_tool delegate"], ended["invoke_agent worker"]
+    assert result.trace_id == run.trace_id
+    assert there.context is not None
+    assert here.parent is not None
+    assert (here.parent.span_id, here.parent.is_remote) == (there.context.span_id, True)
+
+
+def test_run_and_what_is_left_travel_as_baggage_on_request() -> None:
+    """Its id, and each limited unit: what a worker must not spend more of."""
+    quiet: dict[str, str] = {}
+    told: dict[str, str] = {}
+    with Guard(Budget(usd=2, tokens=1000), MaxSteps(5)).scope("outer"), Guard(Budget(usd=0.5)).scope("inner") as run:
+        charge(usd=0.1, tokens=400)
+        telemetry.inject(quiet)
+        telemetry.inject(told, baggage=True)
+
+    assert "baggage" not in quiet
+    assert baggage.get_all(telemetry.extract(told, baggage=True)) == {
+        "loopguard.run.id": run.id,
+        "loopguard.budget.remaining.usd": "0.4",
+        "loopguard.budget.remaining.tokens": "600",
+        "loopguard.budget.remaining.steps": "5",
+    }
 
 
 def test_without_a_span_nothing_is_injected(untraced: None) -> None:

@@ -609,9 +609,27 @@ def _abandoned(generator: Any) -> None:
 
 def _closed_by_another_thread(generator: Any) -> None:
     next(generator)
-    thread = threading.Thread(target=generator.close)
+    _in_a_thread(generator.close)
+
+
+def _in_a_thread(fn: Callable[[], object]) -> None:
+    """In a context of its own, too."""
+    thread = threading.Thread(target=fn)
     thread.start()
     thread.join()
+
+
+def _each_item_in_another_thread(generator: Any) -> None:
+    next(generator)
+    for _ in range(3):
+        _in_a_thread(lambda: next(generator, None))
+
+
+def _dropped_by_another_thread(generator: Any) -> None:
+    next(generator)
+    held = [generator]
+    del generator
+    _in_a_thread(held.clear)
 
 
 def _raised_into(generator: Any) -> None:
@@ -632,6 +650,8 @@ def _never_iterated(generator: Any) -> None:
         (_closed_twice, None),
         (_abandoned, None),
         (_closed_by_another_thread, None),
+        (_each_item_in_another_thread, None),
+        (_dropped_by_another_thread, None),
         (_raised_into, "KeyError"),
         (_never_iterated, None),
     ],
@@ -656,7 +676,20 @@ def test_a_generator_has_at_most_one_span_ended_once(
         assert span.status.status_code is (StatusCode.UNSET if error is None else StatusCode.ERROR)
 
 
-@pytest.mark.parametrize("use", ["exhausted", "broken out of", "another task", "dropped", "loop closed", "cancelled"])
+@pytest.mark.parametrize(
+    "use",
+    [
+        "exhausted",
+        "broken out of",
+        "another task",
+        "a task an item",
+        "dropped",
+        "loop closed",
+        "cancelled",
+        "thrown into",
+        "never iterated",
+    ],
+)
 def test_an_async_generator_has_at_most_one_span_ended_once(
     wraps: tuple[WrapTool, ...], spans: Spans, use: str
 ) -> None:
@@ -673,8 +706,17 @@ def test_an_async_generator_has_at_most_one_span_ended_once(
         if use == "exhausted":
             assert [n async for n in generator] == [0, 1, 2]
             return None
+        if use == "never iterated":
+            await generator.aclose()
+            return None
+        if use == "a task an item":
+            assert [await asyncio.create_task(anext(generator, None)) for _ in range(4)] == [0, 1, 2, None]
+            return None
         assert await generator.__anext__() == 0
-        if use == "broken out of":
+        if use == "thrown into":
+            with pytest.raises(KeyError):
+                await generator.athrow(KeyError("thrown"))
+        elif use == "broken out of":
             await generator.aclose()
         elif use == "another task":
             await asyncio.create_task(generator.aclose())
@@ -696,10 +738,9 @@ def test_an_async_generator_has_at_most_one_span_ended_once(
         loop_.close()
         del left
         gc.collect()
-        assert run.steps == 1
-    (span,) = spans("execute_tool")
-    expected = "asyncio.exceptions.CancelledError" if use == "cancelled" else None
-    assert span.attributes.get("error.type") == expected
+        assert run.steps == (0 if use == "never iterated" else 1)
+    expected = {"cancelled": "asyncio.exceptions.CancelledError", "thrown into": "KeyError"}.get(use)
+    assert [span.attributes.get("error.type") for span in spans("execute_tool")] == [expected] * run.steps
 
 
 def test_a_generator_that_raises_has_a_red_span(wraps: tuple[WrapTool, ...], spans: Spans) -> None:

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Generator, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import assert_type
+from typing import Any, assert_type
 
 from loopguard import (
     ApproveTool,
     Budget,
+    Flow,
     Guard,
     LoopLimit,
     LoopResult,
@@ -22,13 +23,19 @@ from loopguard import (
     MaxSteps,
     StopReason,
     ask_in_terminal,
+    await_input,
     configure,
     current_call,
     current_run,
+    dispatch,
     journal,
+    llm,
     loop,
+    receive_dispatch,
     result_of,
+    step,
     tool,
+    what_if,
 )
 from loopguard.typing import Codec
 
@@ -241,6 +248,29 @@ def check_codecs() -> None:
     configure(codec=OneWay())  # type: ignore[arg-type]  # it has no decode
 
 
+# --- flows ---------------------------------------------------------------------------------------
+
+
+def check_flows(client: object) -> None:
+    """Steps are functions, loops, tools and flows, and what the makers make."""
+    steps: list[Any] = [
+        polish,
+        search,
+        step(polish, name="again", max_retries=2, verify=bool),
+        await_input("ok", "Ready?"),
+    ]
+    flow = Flow("f", steps, store="sqlite:///f.db", max_retries=1, delete_on_success=True, budget=Budget(usd=1))
+    around = Flow("g", [flow, llm("{state}", client=client), dispatch("http://x"), dispatch(flow), Agent().act])
+    assert_type(around.pending(), list[str])
+    assert_type(flow.results("r"), dict[str, Any])
+    assert_type(flow.name, str)
+    flow.resume_with("r", {"any": "value"}, by="ann")
+    flow.resume("r", budget=Budget(usd=2))
+    receive_dispatch(flow, b"{}", {})
+    Flow("f", 5)  # type: ignore[arg-type]  # a list of steps
+    Flow("f", [5])  # type: ignore[list-item]  # a step is callable
+
+
 # --- where am I ----------------------------------------------------------------------------------
 
 
@@ -267,3 +297,13 @@ def check_errors() -> None:
     except ValueError as error:
         if (partial := result_of(error)) is not None:
             assert_type(partial.run_id, str)
+
+
+def check_what_if() -> None:
+    """What a policy would have said is data."""
+    said = what_if(journal.open("sqlite:///runs.db").events("order-42"), guard)
+    assert_type(said.calls, int)
+    assert_type(said.saved, dict[str, Decimal])
+    assert_type(str(said), str)
+    if said.first is not None:
+        assert_type(said.first.code, str)
