@@ -28,19 +28,21 @@ class Codec(Protocol):
 
 
 def check_codec(codec: Any, what: str) -> Codec | None:
-    """The codec if it is one, tried once, or None. ConfigurationError otherwise."""
+    """The codec if it is one, tried once, or None. ConfigurationError otherwise, which shows nothing of it."""
     if codec is None:
         return None
     name = getattr(codec, "name", None)
     methods = callable(getattr(codec, "encode", None)) and callable(getattr(codec, "decode", None))
     if not methods or not isinstance(name, str) or not name or not name.isprintable():
-        raise ConfigurationError(f"{what}={codec!r}: give an object with a name, encode(bytes) and decode(bytes)")
+        raise ConfigurationError(
+            f"{what}=…): got a {type(codec).__name__}; give an object with a name, encode(bytes) and decode(bytes)"
+        )
     try:
         there_and_back = codec.decode(codec.encode(b"loopguard"))
     except Exception as exc:  # the codec is the user's
-        raise ConfigurationError(f"{what}: the codec {name!r} failed on a trial: {type(exc).__name__}: {exc}") from exc
+        raise ConfigurationError(f"{what}=…): the codec {name!r} failed on a trial: {type(exc).__name__}") from exc
     if there_and_back != b"loopguard":
-        raise ConfigurationError(f"{what}: what the codec {name!r} encodes doesn't come back from it")
+        raise ConfigurationError(f"{what}=…): what the codec {name!r} encodes doesn't come back from it")
     checked: Codec = codec
     return checked
 

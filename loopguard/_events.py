@@ -87,7 +87,6 @@ class RunResumed(Event):
     """A run that is kept in a journal goes on, in this process; what was under way in the last one is over."""
 
     code: str | None = None
-    redacted: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -203,9 +203,9 @@ class Questions:
     # -- waiting ---------------------------------------------------------------------------------
 
     def _mail(self) -> dict[str, bytes]:
-        recorder, run_id = self._recorder, self._recorder.lease.run_id
-        mail = recorder.writer.use(lambda journal: journal.mail(run_id))
-        return {name: read_letter(recorder.codec, stored, run_id, name) for name, stored in mail.items()}
+        recorder = self._recorder
+        mail = recorder.writer.use(lambda journal: journal.mail(recorder.lease.run_id))
+        return {name: read_letter(recorder.codec, stored, name) for name, stored in mail.items()}
 
     def _read(self, mail: bytes | None, asked: events.QuestionAsked, key: bytes | None) -> Answer | None:
         answer = None if mail is None else opened(mail, asked, key)
@@ -238,9 +238,9 @@ class Questions:
         recorder = self._recorder
         late = Answer("timeout", at=time.time())
         codec, run_id, name = recorder.codec, recorder.lease.run_id, asked.question_id
-        body = letter(codec, sealed(late, asked, key), run_id, name)
+        body = letter(codec, sealed(late, asked, key), name)
         there = recorder.writer.use(lambda journal: journal.post(run_id, name, body))
-        return opened(read_letter(codec, there, run_id, name), asked, key) or late
+        return opened(read_letter(codec, there, name), asked, key) or late
 
     def _park(self, question_id: str, matter: Matter) -> Steps:
         """Stop the run here, for days if need be, once its other calls in flight have come to their end."""

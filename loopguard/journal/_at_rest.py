@@ -6,6 +6,7 @@ import hashlib
 
 from loopguard._config import Codec
 from loopguard.exceptions import JournalError
+from loopguard.redaction import redact_error
 
 __all__ = ["decode", "encode", "letter", "read_letter"]
 
@@ -22,7 +23,7 @@ def encode(codec: Codec, data: bytes, place: bytes) -> bytes:
     try:
         stored = codec.encode(_tag(place) + data)
     except Exception as exc:  # the codec is the user's
-        raise JournalError(f"the codec {codec.name!r} could not encode: {type(exc).__name__}: {exc}") from exc
+        raise JournalError(f"the codec {codec.name!r} could not encode: {redact_error(exc)}") from exc
     if not isinstance(stored, bytes):
         raise JournalError(f"the codec {codec.name!r} encoded to a {type(stored).__name__}: it has to be bytes")
     return stored
@@ -51,26 +52,22 @@ def decode(codec: Codec | None, name: str, stored: bytes, place: bytes, what: st
     return data[_TAG:]
 
 
-def letter(codec: Codec | None, body: bytes, run_id: str, name: str) -> bytes:
-    """Mail as it is stored."""
+def letter(codec: Codec | None, body: bytes, name: str) -> bytes:
+    """Mail of this name as it is stored."""
     if codec is None:
         return body
-    return _MARK + codec.name.encode() + _MARK + encode(codec, body, _address(run_id, name))
+    return _MARK + codec.name.encode() + _MARK + encode(codec, body, name.encode())
 
 
-def read_letter(codec: Codec | None, stored: bytes, run_id: str, name: str) -> bytes:
+def read_letter(codec: Codec | None, stored: bytes, name: str) -> bytes:
     """Stored mail in plain; empty where it can't be read: whoever has left that has said nothing."""
     if not stored.startswith(_MARK):
         return stored
     named, _, data = stored[1:].partition(_MARK)
     try:
-        return decode(codec, named.decode("utf-8", "replace"), data, _address(run_id, name), f"the mail {name}")
+        return decode(codec, named.decode("utf-8", "replace"), data, name.encode(), f"the mail {name}")
     except JournalError:
         return b""
-
-
-def _address(run_id: str, name: str) -> bytes:
-    return f"mail {run_id} {name}".encode()
 
 
 def _tag(place: bytes) -> bytes:

@@ -127,13 +127,13 @@ class OpenJournal:
             raise AlreadyDecided(f"{question_id} has expired: nobody answered in time, and the call was refused")
         if run.status not in _UNFINISHED:
             raise RunConflict(f"the run {run.run_id!r} is over ({run.status}): nothing waits for this answer")
-        body = letter(self._codec, sealed(said, asked, self._key), run.run_id, question_id)
+        body = letter(self._codec, sealed(said, asked, self._key), question_id)
         before = self._writer.use(lambda journal: journal.mail(run.run_id)).get(question_id)
-        if before is not None and self._opened(before, asked, run.run_id) is not None:
+        if before is not None and self._opened(before, asked) is not None:
             before = None  # only what isn't an answer, by this key, may be replaced
         there = self._writer.use(lambda journal: journal.post(run.run_id, question_id, body, before))
         if there != body:
-            other = self._opened(there, asked, run.run_id)
+            other = self._opened(there, asked)
             raise AlreadyDecided(f"{question_id} was answered already: {_told(other) if other else 'by somebody'}")
         return replace(question, status="answered", answer=said)
 
@@ -151,11 +151,10 @@ class OpenJournal:
                 raise RunNotFound(f"there is no run {run_id!r}")
             if runs[0].status not in _UNFINISHED:
                 raise RunConflict(f"the run {run_id!r} is over ({runs[0].status}): there is nothing to stop")
-        said = shown({"reason": reason, "by": by, "at": time.time()})
+        body = letter(self._codec, shown({"reason": reason, "by": by, "at": time.time()}), STOP)
         stopped = [run.run_id for run in runs if run.status in _UNFINISHED]
         for name in stopped:
-            body = letter(self._codec, said, name, STOP)
-            self._writer.use(lambda journal, name=name, body=body: journal.post(name, STOP, body))  # type: ignore[misc]  # bound now
+            self._writer.use(lambda journal, name=name: journal.post(name, STOP, body))  # type: ignore[misc]  # bound now
         return stopped
 
     def _find(self, question_id: str) -> tuple[RunInfo, Question, QuestionAsked]:
@@ -167,8 +166,8 @@ class OpenJournal:
             f"there is no question {question_id!r}: look at the id again (loopguard pending); or its run was deleted"
         )
 
-    def _opened(self, stored: bytes, asked: QuestionAsked, run_id: str) -> Answer | None:
-        return opened(read_letter(self._codec, stored, run_id, asked.question_id), asked, self._key)
+    def _opened(self, stored: bytes, asked: QuestionAsked) -> Answer | None:
+        return opened(read_letter(self._codec, stored, asked.question_id), asked, self._key)
 
     def _asked(self, run: RunInfo) -> list[tuple[Question, QuestionAsked]]:
         """The questions of one run, with what was said of them: in its journal, or by mail."""
@@ -180,7 +179,7 @@ class OpenJournal:
             if event is not None:
                 answer: Answer | None = answered(event)
             else:
-                answer = self._opened(mail[name], asked, run.run_id) if name in mail else None
+                answer = self._opened(mail[name], asked) if name in mail else None
             found.append((Question.of(asked, run.run_id, run.name, answer), asked))
         return found
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from loopguard.exceptions import CheckpointError
 
-__all__ = ["Codec", "codec_for", "hints_of", "kinds_of", "shown"]
+__all__ = ["Codec", "codec_for", "hints_of", "kinds_of", "parsed", "shown"]
 
 _ATOMS = frozenset({str, int, bool, type(None), bytes})
 _TEXT = frozenset({str})
@@ -145,6 +145,16 @@ def shown(value: Any) -> bytes:
         return to_json(value, fallback=_placeholder, inf_nan_mode="strings", bytes_mode="base64")
     except Exception:  # surrogates, cycles, serializers that fail: whatever it is, it is only shown
         return json.dumps(_presentable(value, 0), ensure_ascii=False).encode()
+
+
+def parsed(text: bytes) -> Any:
+    """The data of a JSON text that was written here. ValueError where it is none."""
+    from pydantic_core import from_json
+
+    try:
+        return from_json(text)
+    except ValueError:
+        return json.loads(text)  # what is nested deeper than pydantic reads, too
 
 
 def _presentable(value: Any, depth: int) -> Any:

@@ -170,7 +170,6 @@ class Story:
             self.elapsed -= max(0.0, self._last - self._paused)
             self._waiting.clear()
         self.code = event.code
-        self.redacted = self.redacted or bool(event.redacted)
         for call in self.calls.values():
             if call.open:
                 call.open = False

@@ -21,7 +21,7 @@ from loopguard._run import WIND_DOWN, Run
 from loopguard.exceptions import CheckpointError, JournalError, LeaseLost, ToolCallRefused
 from loopguard.journal._asking import INSIDE, Matter, Questions, stop_reason
 from loopguard.journal._at_rest import read_letter
-from loopguard.journal._codec import Codec, codec_for, hints_of, shown
+from loopguard.journal._codec import Codec, codec_for, hints_of, parsed, shown
 from loopguard.journal._errors import data_of, error_data, involved, rebuilt, unwound
 from loopguard.journal._fold import Call, RunStory, Story
 from loopguard.journal._growing import Growing
@@ -133,9 +133,7 @@ class Recorder:
             self._returned.pop(event.run_id, None)
 
     def _introduced(self, event: events.Event) -> events.Event:
-        """The event with what the journal has to know of itself, if it is one that says so."""
-        if isinstance(event, events.RunResumed):
-            return replace(event, redacted=True) if self.redacts else event
+        """The event with what the journal has to know of itself, where its run begins or goes on."""
         if not isinstance(event, events.RunStarted) or event.run_id != self.run.id:
             return event
         # without its secret nobody could find the calls of a run again: here nobody needs to
@@ -236,7 +234,7 @@ class Recorder:
         """Stop the run where somebody has asked for it."""
         mail, self.lease.stop = self.lease.stop, None
         if mail is not None:
-            self.run.stop(stop_reason(read_letter(self.codec, mail, self.lease.run_id, STOP)))
+            self.run.stop(stop_reason(read_letter(self.codec, mail, STOP)))
 
     def _tell(self) -> None:
         if self._failed is not None:
@@ -594,9 +592,7 @@ def _masked(
 
 
 def _masked_json(text: bytes) -> bytes:
-    from pydantic_core import from_json
-
-    return shown(redact(from_json(text)))
+    return shown(redact(parsed(text)))
 
 
 _STATEFUL = (

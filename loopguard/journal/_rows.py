@@ -15,6 +15,7 @@ from loopguard._outcomes import LoopState, StopReason, Transition, Verdict
 from loopguard._usage import Usage
 from loopguard.exceptions import JournalError
 from loopguard.journal._at_rest import decode, encode
+from loopguard.journal._codec import parsed
 from loopguard.journal._protocol import Row
 from loopguard.journal._states import Delta, State
 
@@ -196,10 +197,8 @@ def read_events(
 
 
 def _read_json(row: Row, text: bytes) -> dict[str, Any]:
-    from pydantic_core import from_json
-
     try:
-        data: dict[str, Any] = from_json(text)
+        data: dict[str, Any] = parsed(text)
         return data
     except ValueError as exc:
         raise JournalError(f"event {row.seq} can't be read, the journal is damaged: {exc}") from None

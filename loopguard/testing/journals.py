@@ -182,6 +182,9 @@ class JournalContract:
         assert (list(journal.rows("s")), journal.mail("s")) == ([_row(1)], {"question": b"no"})
         new = journal.acquire("r", "step", BOB, create=True)
         assert (new.created, new.salt != old.salt, list(journal.rows("r")), journal.mail("r")) == (True, True, [], {})
+        journal.renew([old])
+        assert old.lost
+        old.lost = False
         journal.append([(old, _row(1, b"stale"))])
         assert old.lost
         journal.release(old, "until")
