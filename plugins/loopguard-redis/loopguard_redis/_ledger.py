@@ -1,0 +1,166 @@
+"""The two colours of the ledger: plain methods that block, and `async def`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import redis
+import redis.asyncio
+import redis.asyncio.retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from loopguard.exceptions import ConfigurationError
+from loopguard.typing import Account, Balance, Entry, Lease, Shortfall
+from loopguard_redis._requests import Requests, Steps
+
+__all__ = ["AsyncRedisLedger", "RedisLedger"]
+
+
+class _Ledger:
+    def __init__(self, url: str, *, patience: float = 6.0) -> None:
+        if not patience >= 0:
+            raise ConfigurationError(f"patience={patience!r}: give seconds of at least 0")
+        self._requests = Requests(url, patience)
+        self._url = url
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._requests.server!r})"
+
+
+class RedisLedger(_Ledger):
+    """A `loopguard.typing.Ledger` in Redis, safe to use from many threads, processes and machines.
+
+    ``url``: ``redis://[user:password@]host:port/database``, ``rediss://`` for TLS, ``unix://path?db=0``; with
+    redis-py's options as its query. ``patience``: seconds for which a request is repeated while the server is
+    away. Its methods block; async code runs them off the event loop.
+
+    Raises LedgerError where the server can't be asked, or has lost what it knew; ConfigurationError for a URL
+    that is none, or a server that is part of a cluster.
+    """
+
+    def __init__(self, url: str, *, patience: float = 6.0) -> None:
+        super().__init__(url, patience=patience)
+        self._client = _client(redis.Redis, url, redis.retry.Retry(NoBackoff(), 0))
+
+    def now(self) -> float:
+        """Seconds since 1970 on the server's clock."""
+        now: float = self._drive(self._requests.now())
+        return now
+
+    def reserve(self, id: str, entries: Sequence[Entry], lease: Lease) -> Shortfall | None:
+        """See `loopguard.typing.Ledger`."""
+        short: Shortfall | None = self._drive(self._requests.reserve(id, entries, lease))
+        return short
+
+    def settle(self, id: str, amounts: Mapping[str, int]) -> None:
+        """See `loopguard.typing.Ledger`."""
+        self._drive(self._requests.settle(id, amounts))
+
+    def release(self, id: str) -> None:
+        """See `loopguard.typing.Ledger`."""
+        self._drive(self._requests.release(id))
+
+    def renew(self, id: str, lease: Lease) -> bool:
+        """See `loopguard.typing.Ledger`."""
+        held: bool = self._drive(self._requests.renew(id, lease))
+        return held
+
+    def balance(self, account: Account, unit: str) -> Balance:
+        """See `loopguard.typing.Ledger`."""
+        balance: Balance = self._drive(self._requests.balance(account, unit))
+        return balance
+
+    def close(self) -> None:
+        """Close the connections; the ledger opens new ones when it is used again."""
+        self._client.close()
+
+    def _drive(self, steps: Steps) -> Any:
+        try:
+            step = next(steps)
+            while True:
+                try:
+                    reply = time.sleep(step) if isinstance(step, float) else self._client.execute_command(*step)
+                except RedisError as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(reply)
+        except StopIteration as done:
+            return done.value
+
+
+class AsyncRedisLedger(_Ledger):
+    """`RedisLedger` with ``async def`` methods: no thread for each request, but for async tools only."""
+
+    def __init__(self, url: str, *, patience: float = 6.0) -> None:
+        super().__init__(url, patience=patience)
+        # Connections belong to an event loop.
+        self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = weakref.WeakKeyDictionary()
+        self._make()  # a wrong URL is told now
+
+    async def now(self) -> float:
+        """Seconds since 1970 on the server's clock."""
+        now: float = await self._drive(self._requests.now())
+        return now
+
+    async def reserve(self, id: str, entries: Sequence[Entry], lease: Lease) -> Shortfall | None:
+        """See `loopguard.typing.Ledger`."""
+        short: Shortfall | None = await self._drive(self._requests.reserve(id, entries, lease))
+        return short
+
+    async def settle(self, id: str, amounts: Mapping[str, int]) -> None:
+        """See `loopguard.typing.Ledger`."""
+        await self._drive(self._requests.settle(id, amounts))
+
+    async def release(self, id: str) -> None:
+        """See `loopguard.typing.Ledger`."""
+        await self._drive(self._requests.release(id))
+
+    async def renew(self, id: str, lease: Lease) -> bool:
+        """See `loopguard.typing.Ledger`."""
+        held: bool = await self._drive(self._requests.renew(id, lease))
+        return held
+
+    async def balance(self, account: Account, unit: str) -> Balance:
+        """See `loopguard.typing.Ledger`."""
+        balance: Balance = await self._drive(self._requests.balance(account, unit))
+        return balance
+
+    async def aclose(self) -> None:
+        """Close the connections of the running event loop: call it before the loop ends."""
+        client = self._clients.pop(asyncio.get_running_loop(), None)
+        if client is not None:
+            await client.aclose()
+
+    def _make(self) -> Any:
+        return _client(redis.asyncio.Redis, self._url, redis.asyncio.retry.Retry(NoBackoff(), 0))
+
+    async def _drive(self, steps: Steps) -> Any:
+        loop = asyncio.get_running_loop()
+        client = self._clients.get(loop) or self._clients.setdefault(loop, self._make())
+        try:
+            step = next(steps)
+            while True:
+                try:
+                    reply = await asyncio.sleep(step) if isinstance(step, float) else await client.execute_command(*step)
+                except RedisError as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(reply)
+        except StopIteration as done:
+            return done.value
+
+
+def _client(kind: Any, url: str, retry: Any) -> Any:
+    """A client that leaves it to us to try again; its errors never repeat the URL, which may hold a password."""
+    try:
+        return kind.from_url(url, decode_responses=True, retry=retry)
+    except (ValueError, TypeError):
+        raise ConfigurationError(
+            "the ledger's URL isn't one that redis-py understands: give redis://[user:password@]host:port/database, "
+            "rediss://… or unix://path, with reserved characters in the password percent-encoded"
+        ) from None

@@ -1,0 +1,192 @@
+"""What a ledger says to the server, and what the answers mean: policy once, without any I/O.
+
+A request is a generator that yields commands, and seconds to wait, for a driver to carry out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+import uuid
+import warnings
+from collections.abc import Generator, Mapping, Sequence
+from importlib.resources import files
+from typing import Any, TypeAlias
+from urllib.parse import quote
+
+from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
+    ConnectionError,
+    NoScriptError,
+    ReadOnlyError,
+    RedisError,
+    TimeoutError,
+)
+
+from loopguard.exceptions import ConfigurationError, LedgerError, LoopGuardWarning
+from loopguard.redaction import safe_url
+from loopguard.typing import Account, Balance, Entry, Lease, Shortfall
+
+__all__ = ["Command", "Requests", "Steps"]
+
+Command: TypeAlias = tuple[Any, ...]
+Steps: TypeAlias = Generator[Command | float, Any, Any]
+"""Yields a command, and is sent its reply or thrown its RedisError; or seconds to wait."""
+
+SCRIPT = files(__package__).joinpath("ledger.lua").read_text(encoding="utf-8")
+SHA = hashlib.sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
+META = "{loopguard}:meta"
+
+AWAY = (ConnectionError, TimeoutError, ReadOnlyError)
+"""The server is down, starting, or a replica that is about to be promoted."""
+LOCKED_OUT = (AuthenticationError, AuthorizationError)
+"""redis-py counts them as ConnectionErrors, but waiting cures none."""
+
+DAY = 86_400
+KEEP = ((re.compile(r"total"), 0), (re.compile(r"\d{4}-\d\d-\d\dT.*"), 3 * DAY), (re.compile(r".*", re.DOTALL), 62 * DAY))
+"""How long a book is kept after its last change: for ever, or longer than its window can last."""
+LONGEST = 100 * 365 * DAY
+"""Leases end after a century at the latest: `inf` is no number to Redis."""
+
+
+class Requests:
+    """The conversation with one server, and what it has told so far.
+
+    Shared by all threads without a lock: what a race may lose is a newer `seq` or clock, never the epoch.
+    """
+
+    def __init__(self, url: str, patience: float) -> None:
+        self.server = safe_url(url).partition("?")[0]
+        """The URL without user, password and options, for people."""
+        self.patience = patience
+        self.epoch = ""
+        self.seq = 0
+        self.offset: float | None = None
+        """The server's clock (seconds since the epoch) less our monotonic one."""
+        self.met = False
+
+    # -- the methods of a Ledger -----------------------------------------------------------------------
+
+    def now(self) -> Steps:
+        """The server's time, without asking it again."""
+        if self.offset is None:
+            yield from self._ask("time")
+        assert self.offset is not None
+        return time.monotonic() + self.offset
+
+    def reserve(self, id: str, entries: Sequence[Entry], lease: Lease) -> Steps:
+        """See `Ledger`; so for the rest."""
+        entries = tuple(entries)
+        if len({(entry.account, entry.unit) for entry in entries}) < len(entries):
+            raise ConfigurationError(f"the reservation {id!r} names an account and unit twice")
+        asked = " ".join(_entry(entry) for entry in entries)
+        outcome, *rest = yield from self._ask("reserve", _quote(id), asked, *_lease(lease))
+        if outcome == "used":
+            raise ConfigurationError(f"the reservation {id!r} was made before: use a new id for every call")
+        return Shortfall(entries[int(rest[0]) - 1], _balance(rest[1:])) if outcome == "short" else None
+
+    def settle(self, id: str, amounts: Mapping[str, int]) -> Steps:
+        if any(amount < 0 for amount in amounts.values()):
+            raise ConfigurationError(f"{id!r} can't be settled at {dict(amounts)}: give amounts of at least 0")
+        words = [word for unit, amount in amounts.items() for word in (_quote(unit), amount)]
+        outcome, *_ = yield from self._ask("settle", _quote(id), *words)
+        if outcome == "unknown":
+            raise LookupError(f"there is no reservation {id!r}")
+
+    def release(self, id: str) -> Steps:
+        yield from self._ask("release", _quote(id))
+
+    def renew(self, id: str, lease: Lease) -> Steps:
+        outcome, *_ = yield from self._ask("renew", _quote(id), *_lease(lease))
+        return outcome == "ok"
+
+    def balance(self, account: Account, unit: str) -> Steps:
+        _, *rest = yield from self._ask("balance", _book(account, unit))
+        return _balance(rest)
+
+    # -- one request, until it is answered -------------------------------------------------------------
+
+    def _ask(self, operation: str, *words: Any) -> Steps:
+        """Repeat the request while the server is away: every operation may be delivered twice."""
+        deadline, pause = time.monotonic() + self.patience, 0.02
+        while True:
+            try:
+                if not self.met:
+                    yield from self._meet()
+                return (yield from self._once(operation, *words))
+            except RedisError as error:
+                left = deadline - time.monotonic()
+                if not isinstance(error, AWAY) or isinstance(error, LOCKED_OUT) or left <= 0:
+                    raise LedgerError(f"the ledger {self.server} can't be asked: {error}") from error
+            yield min(pause, left)
+            pause = min(2 * pause, 0.5)
+
+    def _once(self, operation: str, *words: Any) -> Steps:
+        request = (1, META, operation, self.epoch, self.seq, uuid.uuid4().hex, *words)
+        try:
+            reply = yield ("EVALSHA", SHA, *request)
+        except NoScriptError:  # the first time, or after a restart or SCRIPT FLUSH
+            reply = yield ("EVAL", SCRIPT, *request)
+        if reply[0] == "lost":
+            raise LedgerError(
+                f"the ledger {self.server} came back without the data it had: what was spent and reserved is not "
+                "known any more. Nothing is spent against it from this process. Restore the data, or restart the "
+                "process to begin with what the server has now"
+            )
+        outcome, self.epoch, seq, milliseconds, *rest = reply
+        self.seq = max(self.seq, int(seq))
+        self.offset = int(milliseconds) / 1000 - time.monotonic()
+        return [outcome, *rest]
+
+    def _meet(self) -> Steps:
+        """Look once whether this server can keep books, and warn where it may lose them."""
+        try:
+            info = yield ("INFO",)
+        except AWAY:
+            raise
+        except RedisError as error:
+            info = {"aof_enabled": f"unknown ({error})"}
+        if info.get("redis_mode") == "cluster":
+            raise ConfigurationError(
+                f"{self.server} is a node of a Redis cluster, which moves keys between servers: a ledger needs one "
+                "server (and may have replicas)"
+            )
+        self.met = True
+        for trouble in _troubles(info):
+            warnings.warn(f"the ledger {self.server} may lose what was spent: {trouble}", LoopGuardWarning, stacklevel=2)
+
+
+def _troubles(info: Mapping[str, Any]) -> list[str]:
+    troubles, policy = [], info.get("maxmemory_policy")
+    if info.get("aof_enabled") != 1:
+        troubles.append(f"aof_enabled is {info.get('aof_enabled')}; switch the append-only file on (appendonly yes)")
+    if info.get("maxmemory") and policy != "noeviction":
+        troubles.append(f"under memory pressure it evicts keys ({policy}); set maxmemory-policy noeviction")
+    return troubles
+
+
+# -- words ---------------------------------------------------------------------------------------------
+
+
+def _quote(text: str) -> str:
+    return quote(text, safe=":@", errors="surrogatepass")
+
+
+def _book(account: Account, unit: str) -> str:
+    return "/".join(map(_quote, (account.name, account.key, account.window, unit)))
+
+
+def _entry(entry: Entry) -> str:
+    keep = next(seconds for pattern, seconds in KEEP if pattern.fullmatch(entry.account.window))
+    cap = "-" if entry.cap is None else entry.cap
+    return f"{_book(entry.account, entry.unit)} {keep} {entry.amount} {cap}"
+
+
+def _lease(lease: Lease) -> tuple[float, str]:
+    return min(lease.seconds, LONGEST), lease.on_expiry
+
+
+def _balance(words: Sequence[str]) -> Balance:
+    return Balance(*map(int, words))
