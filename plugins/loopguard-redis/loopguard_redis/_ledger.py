@@ -6,17 +6,20 @@ import asyncio
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
-import redis
 import redis.asyncio
-import redis.asyncio.retry
+from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
+from redis.retry import Retry
 
+from loopguard.budgets.ledger import WrongWindow
 from loopguard.exceptions import ConfigurationError
 from loopguard.typing import Account, Balance, Entry, Lease, Shortfall
-from loopguard_redis._requests import Requests, Steps
+from loopguard_redis._requests import Command, Requests, Steps
+
+Reserved: TypeAlias = tuple[Balance, ...] | Shortfall | WrongWindow
 
 __all__ = ["AsyncRedisLedger", "RedisLedger"]
 
@@ -45,21 +48,17 @@ class RedisLedger(_Ledger):
 
     def __init__(self, url: str, *, patience: float = 6.0) -> None:
         super().__init__(url, patience=patience)
-        self._client = _client(redis.Redis, url, redis.retry.Retry(NoBackoff(), 0))
+        self._client = _client(redis.Redis, url, Retry(NoBackoff(), 0))
 
-    def now(self) -> float:
-        """Seconds since 1970 on the server's clock."""
-        now: float = self._drive(self._requests.now())
-        return now
-
-    def reserve(self, id: str, entries: Sequence[Entry], lease: Lease) -> Shortfall | None:
+    def reserve(self, id: str, entries: Sequence[Entry], lease: Lease) -> Reserved:
         """See `loopguard.typing.Ledger`."""
-        short: Shortfall | None = self._drive(self._requests.reserve(id, entries, lease))
-        return short
+        answer: Reserved = self._drive(self._requests.reserve(id, entries, lease))
+        return answer
 
-    def settle(self, id: str, amounts: Mapping[str, int]) -> None:
+    def settle(self, id: str, amounts: Mapping[str, int]) -> bool:
         """See `loopguard.typing.Ledger`."""
-        self._drive(self._requests.settle(id, amounts))
+        held: bool = self._drive(self._requests.settle(id, amounts))
+        return held
 
     def release(self, id: str) -> None:
         """See `loopguard.typing.Ledger`."""
@@ -75,6 +74,11 @@ class RedisLedger(_Ledger):
         balance: Balance = self._drive(self._requests.balance(account, unit))
         return balance
 
+    def accounts(self, key: str | None = None) -> list[tuple[Account, str, Balance]]:
+        """See `loopguard.typing.ListedLedger`."""
+        listed: list[tuple[Account, str, Balance]] = self._drive(self._requests.accounts(key))
+        return listed
+
     def close(self) -> None:
         """Close the connections; the ledger opens new ones when it is used again."""
         self._client.close()
@@ -84,13 +88,19 @@ class RedisLedger(_Ledger):
             step = next(steps)
             while True:
                 try:
-                    reply = time.sleep(step) if isinstance(step, float) else self._client.execute_command(*step)
+                    reply = self._perform(step)
                 except RedisError as error:
                     step = steps.throw(error)
                 else:
                     step = steps.send(reply)
         except StopIteration as done:
             return done.value
+
+    def _perform(self, step: Command | float) -> Any:
+        if isinstance(step, tuple):
+            return self._client.execute_command(*step)
+        time.sleep(step)
+        return None
 
 
 class AsyncRedisLedger(_Ledger):
@@ -102,19 +112,15 @@ class AsyncRedisLedger(_Ledger):
         self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = weakref.WeakKeyDictionary()
         self._make()  # a wrong URL is told now
 
-    async def now(self) -> float:
-        """Seconds since 1970 on the server's clock."""
-        now: float = await self._drive(self._requests.now())
-        return now
-
-    async def reserve(self, id: str, entries: Sequence[Entry], lease: Lease) -> Shortfall | None:
+    async def reserve(self, id: str, entries: Sequence[Entry], lease: Lease) -> Reserved:
         """See `loopguard.typing.Ledger`."""
-        short: Shortfall | None = await self._drive(self._requests.reserve(id, entries, lease))
-        return short
+        answer: Reserved = await self._drive(self._requests.reserve(id, entries, lease))
+        return answer
 
-    async def settle(self, id: str, amounts: Mapping[str, int]) -> None:
+    async def settle(self, id: str, amounts: Mapping[str, int]) -> bool:
         """See `loopguard.typing.Ledger`."""
-        await self._drive(self._requests.settle(id, amounts))
+        held: bool = await self._drive(self._requests.settle(id, amounts))
+        return held
 
     async def release(self, id: str) -> None:
         """See `loopguard.typing.Ledger`."""
@@ -130,6 +136,11 @@ class AsyncRedisLedger(_Ledger):
         balance: Balance = await self._drive(self._requests.balance(account, unit))
         return balance
 
+    async def accounts(self, key: str | None = None) -> list[tuple[Account, str, Balance]]:
+        """See `loopguard.typing.ListedLedger`."""
+        listed: list[tuple[Account, str, Balance]] = await self._drive(self._requests.accounts(key))
+        return listed
+
     async def aclose(self) -> None:
         """Close the connections of the running event loop: call it before the loop ends."""
         client = self._clients.pop(asyncio.get_running_loop(), None)
@@ -137,7 +148,7 @@ class AsyncRedisLedger(_Ledger):
             await client.aclose()
 
     def _make(self) -> Any:
-        return _client(redis.asyncio.Redis, self._url, redis.asyncio.retry.Retry(NoBackoff(), 0))
+        return _client(redis.asyncio.Redis, self._url, AsyncRetry(NoBackoff(), 0))
 
     async def _drive(self, steps: Steps) -> Any:
         loop = asyncio.get_running_loop()
@@ -146,13 +157,19 @@ class AsyncRedisLedger(_Ledger):
             step = next(steps)
             while True:
                 try:
-                    reply = await asyncio.sleep(step) if isinstance(step, float) else await client.execute_command(*step)
+                    reply = await self._perform(client, step)
                 except RedisError as error:
                     step = steps.throw(error)
                 else:
                     step = steps.send(reply)
         except StopIteration as done:
             return done.value
+
+    async def _perform(self, client: Any, step: Command | float) -> Any:
+        if isinstance(step, tuple):
+            return await client.execute_command(*step)
+        await asyncio.sleep(step)
+        return None
 
 
 def _client(kind: Any, url: str, retry: Any) -> Any:

@@ -6,25 +6,18 @@ A request is a generator that yields commands, and seconds to wait, for a driver
 from __future__ import annotations
 
 import hashlib
-import re
 import time
 import uuid
 import warnings
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from importlib.resources import files
 from typing import Any, TypeAlias
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
-from redis.exceptions import (
-    AuthenticationError,
-    AuthorizationError,
-    ConnectionError,
-    NoScriptError,
-    ReadOnlyError,
-    RedisError,
-    TimeoutError,
-)
+from redis import exceptions
+from redis.exceptions import NoScriptError, RedisError
 
+from loopguard.budgets.ledger import LARGEST, WrongWindow
 from loopguard.exceptions import ConfigurationError, LedgerError, LoopGuardWarning
 from loopguard.redaction import safe_url
 from loopguard.typing import Account, Balance, Entry, Lease, Shortfall
@@ -35,26 +28,23 @@ Command: TypeAlias = tuple[Any, ...]
 Steps: TypeAlias = Generator[Command | float, Any, Any]
 """Yields a command, and is sent its reply or thrown its RedisError; or seconds to wait."""
 
-SCRIPT = files(__package__).joinpath("ledger.lua").read_text(encoding="utf-8")
+SCRIPT = files("loopguard_redis").joinpath("ledger.lua").read_text(encoding="utf-8")
 SHA = hashlib.sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
-META = "{loopguard}:meta"
+META, BOOK = "{loopguard}:meta", "{loopguard}:book:"
 
-AWAY = (ConnectionError, TimeoutError, ReadOnlyError)
+AWAY = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.ReadOnlyError)
 """The server is down, starting, or a replica that is about to be promoted."""
-LOCKED_OUT = (AuthenticationError, AuthorizationError)
+LOCKED_OUT = (exceptions.AuthenticationError, exceptions.AuthorizationError)
 """redis-py counts them as ConnectionErrors, but waiting cures none."""
 
-DAY = 86_400
-KEEP = ((re.compile(r"total"), 0), (re.compile(r"\d{4}-\d\d-\d\dT.*"), 3 * DAY), (re.compile(r".*", re.DOTALL), 62 * DAY))
-"""How long a book is kept after its last change: for ever, or longer than its window can last."""
-LONGEST = 100 * 365 * DAY
+LONGEST = 100 * 365 * 86_400
 """Leases end after a century at the latest: `inf` is no number to Redis."""
 
 
 class Requests:
     """The conversation with one server, and what it has told so far.
 
-    Shared by all threads without a lock: what a race may lose is a newer `seq` or clock, never the epoch.
+    Shared by all threads without a lock: what a race may lose is a newer `seq`, never the epoch.
     """
 
     def __init__(self, url: str, patience: float) -> None:
@@ -63,37 +53,35 @@ class Requests:
         self.patience = patience
         self.epoch = ""
         self.seq = 0
-        self.offset: float | None = None
-        """The server's clock (seconds since the epoch) less our monotonic one."""
         self.met = False
 
     # -- the methods of a Ledger -----------------------------------------------------------------------
-
-    def now(self) -> Steps:
-        """The server's time, without asking it again."""
-        if self.offset is None:
-            yield from self._ask("time")
-        assert self.offset is not None
-        return time.monotonic() + self.offset
 
     def reserve(self, id: str, entries: Sequence[Entry], lease: Lease) -> Steps:
         """See `Ledger`; so for the rest."""
         entries = tuple(entries)
         if len({(entry.account, entry.unit) for entry in entries}) < len(entries):
             raise ConfigurationError(f"the reservation {id!r} names an account and unit twice")
-        asked = " ".join(_entry(entry) for entry in entries)
+        asked = " ".join(map(_entry, entries))
         outcome, *rest = yield from self._ask("reserve", _quote(id), asked, *_lease(lease))
         if outcome == "used":
             raise ConfigurationError(f"the reservation {id!r} was made before: use a new id for every call")
-        return Shortfall(entries[int(rest[0]) - 1], _balance(rest[1:])) if outcome == "short" else None
+        if outcome == "window":
+            return WrongWindow(float(rest[0]))
+        if outcome == "short":
+            return Shortfall(entries[int(rest[0])], _balance(rest[1:]))
+        return tuple(_balance(rest[place : place + 3]) for place in range(0, len(rest), 3))
 
     def settle(self, id: str, amounts: Mapping[str, int]) -> Steps:
-        if any(amount < 0 for amount in amounts.values()):
-            raise ConfigurationError(f"{id!r} can't be settled at {dict(amounts)}: give amounts of at least 0")
+        if not all(0 <= amount <= LARGEST for amount in amounts.values()):
+            raise ConfigurationError(
+                f"{id!r} can't be settled at {dict(amounts)}: give amounts of at least 0, at most 10**36"
+            )
         words = [word for unit, amount in amounts.items() for word in (_quote(unit), amount)]
         outcome, *_ = yield from self._ask("settle", _quote(id), *words)
         if outcome == "unknown":
             raise LookupError(f"there is no reservation {id!r}")
+        return outcome == "ok"
 
     def release(self, id: str) -> Steps:
         yield from self._ask("release", _quote(id))
@@ -106,16 +94,27 @@ class Requests:
         _, *rest = yield from self._ask("balance", _book(account, unit))
         return _balance(rest)
 
+    def accounts(self, key: str | None) -> Steps:
+        pattern = f"{BOOK}*" if key is None else f"{BOOK}*/{_quote(key)}/*/*"
+        rows = []
+        for name in (yield from self._patiently(lambda: _scan(pattern))):
+            *account, unit = map(unquote, name.removeprefix(BOOK).split("/"))
+            rows.append((Account(*account), unit, (yield from self.balance(Account(*account), unit))))
+        return sorted(rows, key=lambda row: (row[0].name, row[0].key, row[0].window, row[1]))
+
     # -- one request, until it is answered -------------------------------------------------------------
 
     def _ask(self, operation: str, *words: Any) -> Steps:
-        """Repeat the request while the server is away: every operation may be delivered twice."""
+        return self._patiently(lambda: self._once(operation, *words))
+
+    def _patiently(self, attempt: Callable[[], Steps]) -> Steps:
+        """Repeat it while the server is away: every operation may be delivered twice."""
         deadline, pause = time.monotonic() + self.patience, 0.02
         while True:
             try:
                 if not self.met:
                     yield from self._meet()
-                return (yield from self._once(operation, *words))
+                return (yield from attempt())
             except RedisError as error:
                 left = deadline - time.monotonic()
                 if not isinstance(error, AWAY) or isinstance(error, LOCKED_OUT) or left <= 0:
@@ -129,15 +128,14 @@ class Requests:
             reply = yield ("EVALSHA", SHA, *request)
         except NoScriptError:  # the first time, or after a restart or SCRIPT FLUSH
             reply = yield ("EVAL", SCRIPT, *request)
-        if reply[0] == "lost":
+        if reply[0] == "lost" or self.epoch not in ("", reply[1]):
             raise LedgerError(
                 f"the ledger {self.server} came back without the data it had: what was spent and reserved is not "
-                "known any more. Nothing is spent against it from this process. Restore the data, or restart the "
-                "process to begin with what the server has now"
+                "known any more, so nothing more is spent from this process. Restore the data, or restart the "
+                "process to go on with what the server has now"
             )
-        outcome, self.epoch, seq, milliseconds, *rest = reply
+        outcome, self.epoch, seq, *rest = reply
         self.seq = max(self.seq, int(seq))
-        self.offset = int(milliseconds) / 1000 - time.monotonic()
         return [outcome, *rest]
 
     def _meet(self) -> Steps:
@@ -155,7 +153,18 @@ class Requests:
             )
         self.met = True
         for trouble in _troubles(info):
-            warnings.warn(f"the ledger {self.server} may lose what was spent: {trouble}", LoopGuardWarning, stacklevel=2)
+            warnings.warn(f"the ledger {self.server} may forget: {trouble}", LoopGuardWarning, stacklevel=2)
+
+
+def _scan(pattern: str) -> Steps:
+    """The keys that match; one that is written meanwhile may be missed."""
+    keys: set[str] = set()
+    cursor: Any = "0"
+    while True:
+        cursor, found = yield ("SCAN", cursor, "MATCH", pattern, "COUNT", 1000)
+        keys.update(found)
+        if int(cursor) == 0:
+            return keys
 
 
 def _troubles(info: Mapping[str, Any]) -> list[str]:
@@ -179,9 +188,8 @@ def _book(account: Account, unit: str) -> str:
 
 
 def _entry(entry: Entry) -> str:
-    keep = next(seconds for pattern, seconds in KEEP if pattern.fullmatch(entry.account.window))
-    cap = "-" if entry.cap is None else entry.cap
-    return f"{_book(entry.account, entry.unit)} {keep} {entry.amount} {cap}"
+    words = _book(entry.account, entry.unit), entry.begins, entry.ends, entry.amount, entry.cap
+    return " ".join("-" if word is None else str(word) for word in words)
 
 
 def _lease(lease: Lease) -> tuple[float, str]:
