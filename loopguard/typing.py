@@ -32,7 +32,7 @@ from loopguard._events import (
 )
 from loopguard._outcomes import Verdict
 from loopguard._pipeline import Ask, BoundLimit, Effect, Hook, Invoke, Limit, Proceed, Sleep, Steps
-from loopguard.budgets.ledger import Account, Balance, Entry, Lease, Ledger, Shortfall
+from loopguard.budgets.ledger import Account, Balance, Entry, Lease, Ledger, ListedLedger, Shortfall, WrongWindow
 from loopguard.metering.prices import PriceSource, Rates, Tariff
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ __all__ = [
     "Lease",
     "Ledger",
     "Limit",
+    "ListedLedger",
     "ModelCalled",
     "ModelReplayed",
     "ModelStarted",
@@ -83,6 +84,7 @@ __all__ = [
     "ToolStarted",
     "Transitioned",
     "VerdictGiven",
+    "WrongWindow",
 ]
 
 

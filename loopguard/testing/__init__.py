@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from loopguard.testing.capture import Capture, CapturedCall, capture
 from loopguard.testing.doubles import Clock, Desk, ScriptedApprover
 from loopguard.testing.judge import ScriptedJudge
 from loopguard.testing.replies import Reply
 from loopguard.testing.server import Exchange, MessagesServer, Request
+
+if TYPE_CHECKING:
+    from loopguard.testing.ledgers import LedgerContract
 
 __all__ = [
     "Capture",
@@ -14,6 +19,7 @@ __all__ = [
     "Clock",
     "Desk",
     "Exchange",
+    "LedgerContract",
     "MessagesServer",
     "Reply",
     "Request",
@@ -21,3 +27,12 @@ __all__ = [
     "ScriptedJudge",
     "capture",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """`LedgerContract` needs pytest and hypothesis: it is loaded when it is first asked for."""
+    if name == "LedgerContract":
+        from loopguard.testing.ledgers import LedgerContract
+
+        return LedgerContract
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
