@@ -97,8 +97,8 @@ class Ledger(Protocol):
 
     The guarantee, per account and unit: spent + reserved ≤ the largest cap asked under + overdraft.
 
-    `loopguard.testing.LedgerContract` is all of this as tests. What a method raises beside the errors named
-    here means that the ledger can't be reached: `Budget(on_ledger_error=…)` says what happens then.
+    A ledger that can't be asked raises LedgerError, whose text names no password: `Budget(on_ledger_error=…)`
+    says what happens then. `loopguard.testing.LedgerContract` is all of this as tests.
     """
 
     def reserve(

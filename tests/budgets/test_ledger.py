@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+from pathlib import Path
+
 import pytest
 
 from loopguard.budgets import _memory
 from loopguard.budgets._memory import MemoryLedger
+from loopguard.budgets._sqlite import SqliteLedger
 from loopguard.exceptions import ConfigurationError
 from loopguard.testing import Clock, LedgerContract
 from loopguard.typing import Account, Balance, Entry, Lease, ListedLedger
@@ -25,6 +29,28 @@ class TestMemoryLedger(LedgerContract):
     def advance(self, seconds: float) -> None:
         """See `LedgerContract`."""
         self.clock.advance(seconds)
+
+
+class TestSqliteLedger(LedgerContract):
+    """The one in a file."""
+
+    @pytest.fixture(autouse=True)
+    def _in_a_folder(self, tmp_path: Path) -> None:
+        self.folder = tmp_path
+        self.numbers = itertools.count()
+
+    def make_ledger(self) -> SqliteLedger:
+        """See `LedgerContract`."""
+        self.clock = Clock(1e9)
+        return SqliteLedger(str(self.folder / f"spend-{next(self.numbers)}.db"), clock=self.clock)
+
+    def advance(self, seconds: float) -> None:
+        """See `LedgerContract`."""
+        self.clock.advance(seconds)
+
+    def another(self, ledger: SqliteLedger) -> SqliteLedger:
+        """See `LedgerContract`."""
+        return SqliteLedger(ledger.path, clock=self.clock)
 
 
 def test_the_memory_ledger_is_a_ledger() -> None:
