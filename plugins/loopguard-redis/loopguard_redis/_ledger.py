@@ -141,7 +141,7 @@ class AsyncRedisLedger(_Ledger):
         listed: list[tuple[Account, str, Balance]] = await self._drive(self._requests.accounts(key))
         return listed
 
-    async def aclose(self) -> None:
+    async def close(self) -> None:
         """Close the connections of the running event loop: call it before the loop ends."""
         client = self._clients.pop(asyncio.get_running_loop(), None)
         if client is not None:

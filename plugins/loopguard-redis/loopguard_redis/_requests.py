@@ -29,7 +29,6 @@ Steps: TypeAlias = Generator[Command | float, Any, Any]
 """Yields a command, and is sent its reply or thrown its RedisError; or seconds to wait."""
 
 SCRIPT = files("loopguard_redis").joinpath("ledger.lua").read_text(encoding="utf-8")
-SHA = hashlib.sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
 META, BOOK = "{loopguard}:meta", "{loopguard}:book:"
 
 AWAY = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.ReadOnlyError)
@@ -47,10 +46,11 @@ class Requests:
     Shared by all threads without a lock: what a race may lose is a newer `seq`, never the epoch.
     """
 
-    def __init__(self, url: str, patience: float) -> None:
+    def __init__(self, url: str, patience: float, script: str = SCRIPT) -> None:
         self.server = safe_url(url).partition("?")[0]
         """The URL without user, password and options, for people."""
         self.patience = patience
+        self.script, self.sha = script, hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
         self.epoch = ""
         self.seq = 0
         self.met = False
@@ -125,9 +125,9 @@ class Requests:
     def _once(self, operation: str, *words: Any) -> Steps:
         request = (1, META, operation, self.epoch, self.seq, uuid.uuid4().hex, *words)
         try:
-            reply = yield ("EVALSHA", SHA, *request)
+            reply = yield ("EVALSHA", self.sha, *request)
         except NoScriptError:  # the first time, or after a restart or SCRIPT FLUSH
-            reply = yield ("EVAL", SCRIPT, *request)
+            reply = yield ("EVAL", self.script, *request)
         if reply[0] == "lost" or self.epoch not in ("", reply[1]):
             raise LedgerError(
                 f"the ledger {self.server} came back without the data it had: what was spent and reserved is not "
