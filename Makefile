@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint types coverage check bench mutate all-pythons clean
+.PHONY: help demo test lint types coverage check plugins bench mutate all-pythons clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F '|' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -29,6 +29,12 @@ coverage: $(VENV)/.dev ## run the tests, at least 95 % covered
 	$(BIN)/python -m pytest --cov --cov-report=term
 
 check: lint types coverage ## lint, types, and the tests with coverage
+
+plugins: $(VENV)/.dev ## install the plugins and test them; LOOPGUARD_TEST_REDIS names an empty database
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(wildcard plugins/*/)
+	$(BIN)/mypy $(wildcard plugins/*/loopguard_*)
+	$(BIN)/pyright --pythonpath $(BIN)/python $(wildcard plugins/*/loopguard_*)
+	$(BIN)/python -m pytest plugins
 
 bench: $(VENV)/.dev ## measure what a guarded call costs
 	$(BIN)/python benchmarks/bench.py

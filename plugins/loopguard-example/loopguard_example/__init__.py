@@ -36,18 +36,9 @@ class AllowedHosts:
         host = _host(url) if isinstance(url, str) else None
         if host in self.hosts:
             return None
-        allowed = ", ".join(sorted(self.hosts))
+        allowed, run = ", ".join(sorted(self.hosts)), call.run
         reason = f"{call.name} was not run: it may reach {allowed}, not {host or 'what is no URL'}. Use one of these."
-        return ToolCallRefused(
-            "host",
-            "AllowedHosts",
-            call.name,
-            reason,
-            limit=allowed,
-            value=host,
-            source=call.run.name,
-            run_id=call.run.id,
-        )
+        return ToolCallRefused("host", "AllowedHosts", call.name, reason, allowed, host, run.name, run.id)
 
 
 def up_to(amount: float, argument: str = "amount") -> Callable[[ToolCall], tuple[bool, str | None]]:

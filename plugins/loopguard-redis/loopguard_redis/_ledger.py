@@ -14,9 +14,8 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from loopguard.budgets.ledger import WrongWindow
 from loopguard.exceptions import ConfigurationError
-from loopguard.typing import Account, Balance, Entry, Lease, Shortfall
+from loopguard.typing import Account, Balance, Entry, Lease, Shortfall, WrongWindow
 from loopguard_redis._requests import Command, Requests, Steps
 
 Reserved: TypeAlias = tuple[Balance, ...] | Shortfall | WrongWindow

@@ -17,10 +17,10 @@ from urllib.parse import quote, unquote
 from redis import exceptions
 from redis.exceptions import NoScriptError, RedisError
 
-from loopguard.budgets.ledger import LARGEST, WrongWindow
+from loopguard.budgets.ledger import LARGEST
 from loopguard.exceptions import ConfigurationError, LedgerError, LoopGuardWarning
 from loopguard.redaction import safe_url
-from loopguard.typing import Account, Balance, Entry, Lease, Shortfall
+from loopguard.typing import Account, Balance, Entry, Lease, Shortfall, WrongWindow
 
 __all__ = ["Command", "Requests", "Steps"]
 
