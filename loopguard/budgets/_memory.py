@@ -10,32 +10,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from loopguard.budgets.ledger import LARGEST, Account, Balance, Entry, Lease, Shortfall, WrongWindow
-from loopguard.exceptions import ConfigurationError
+from loopguard.budgets.ledger import (
+    Account,
+    Balance,
+    Entry,
+    Lease,
+    Shortfall,
+    WrongWindow,
+    check_amounts,
+    check_entries,
+    used_before,
+)
 
-__all__ = ["MemoryLedger", "check_amounts", "check_entries", "used_before"]
+__all__ = ["MemoryLedger"]
 
 REMEMBERED = 100_000
 """Reservations that are over, and still known, so that a request delivered twice changes nothing."""
-
-
-def check_entries(id: str, entries: Sequence[Entry]) -> None:
-    """ConfigurationError where two entries name one account and unit."""
-    if len({(entry.account, entry.unit) for entry in entries}) < len(entries):
-        raise ConfigurationError(f"the reservation {id!r} names an account and unit twice")
-
-
-def check_amounts(id: str, amounts: Mapping[str, int]) -> None:
-    """ConfigurationError where an amount can't be booked."""
-    if not all(0 <= amount <= LARGEST for amount in amounts.values()):
-        raise ConfigurationError(
-            f"{id!r} can't be settled at {dict(amounts)}: give amounts of at least 0, at most 10**36"
-        )
-
-
-def used_before(id: str) -> ConfigurationError:
-    """The error of an id that can't be reserved under any more."""
-    return ConfigurationError(f"the reservation {id!r} was made before: use a new id for every call")
 
 
 @dataclass(slots=True)

@@ -14,8 +14,17 @@ from typing import Any, NamedTuple
 
 from loopguard._amounts import SCALE
 from loopguard._sqlite import explain, open_database, transaction
-from loopguard.budgets._memory import check_amounts, check_entries, used_before
-from loopguard.budgets.ledger import Account, Balance, Entry, Lease, Shortfall, WrongWindow
+from loopguard.budgets.ledger import (
+    Account,
+    Balance,
+    Entry,
+    Lease,
+    Shortfall,
+    WrongWindow,
+    check_amounts,
+    check_entries,
+    used_before,
+)
 from loopguard.exceptions import LedgerError
 
 __all__ = ["SqliteLedger"]

@@ -11,7 +11,19 @@ from typing import Literal, Protocol
 
 from loopguard.exceptions import ConfigurationError
 
-__all__ = ["Account", "Balance", "Entry", "Lease", "Ledger", "ListedLedger", "Shortfall", "WrongWindow"]
+__all__ = [
+    "Account",
+    "Balance",
+    "Entry",
+    "Lease",
+    "Ledger",
+    "ListedLedger",
+    "Shortfall",
+    "WrongWindow",
+    "check_amounts",
+    "check_entries",
+    "used_before",
+]
 
 LARGEST = 10**36
 """The largest amount of a request: 10**18 units, so that whole units fit into 64 bits."""
@@ -108,7 +120,7 @@ class Ledger(Protocol):
 
         The first that doesn't fit, in their order, is the Shortfall. Entries name different accounts or units.
         One of amount 0 always fits: it says where a later charge goes. If an entry's window isn't open the
-        answer is WrongWindow, before anything else is looked at. After either the id may be tried again.
+        answer is WrongWindow. After either the id may be tried again.
         An id that is held with the same entries is reserved already. Raises ConfigurationError for an id whose
         reservation is over or was released before it came, and for one that is held with other entries.
         """
@@ -147,3 +159,25 @@ class ListedLedger(Ledger, Protocol):
     ) -> Iterable[tuple[Account, str, Balance]] | Awaitable[Iterable[tuple[Account, str, Balance]]]:
         """(account, unit, balance) of all accounts, or of those of one key; in the order of the fields."""
         ...
+
+
+# -- what every ledger refuses in the same words ------------------------------------------------------
+
+
+def check_entries(id: str, entries: Sequence[Entry]) -> None:
+    """ConfigurationError where two entries name one account and unit."""
+    if len({(entry.account, entry.unit) for entry in entries}) < len(entries):
+        raise ConfigurationError(f"the reservation {id!r} names an account and unit twice")
+
+
+def check_amounts(id: str, amounts: Mapping[str, int]) -> None:
+    """ConfigurationError where an amount can't be booked."""
+    if not all(0 <= amount <= LARGEST for amount in amounts.values()):
+        raise ConfigurationError(
+            f"{id!r} can't be settled at {dict(amounts)}: give amounts of at least 0, at most 10**36"
+        )
+
+
+def used_before(id: str) -> ConfigurationError:
+    """The error of an id that can't be reserved under any more."""
+    return ConfigurationError(f"the reservation {id!r} was made before: use a new id for every call")

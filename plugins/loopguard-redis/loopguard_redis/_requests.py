@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote
 from redis import exceptions
 from redis.exceptions import NoScriptError, RedisError
 
-from loopguard.budgets.ledger import LARGEST
+from loopguard.budgets.ledger import check_amounts, check_entries, used_before
 from loopguard.exceptions import ConfigurationError, LedgerError, LoopGuardWarning
 from loopguard.redaction import safe_url
 from loopguard.typing import Account, Balance, Entry, Lease, Shortfall, WrongWindow
@@ -60,12 +60,11 @@ class Requests:
     def reserve(self, id: str, entries: Sequence[Entry], lease: Lease) -> Steps:
         """See `Ledger`; so for the rest."""
         entries = tuple(entries)
-        if len({(entry.account, entry.unit) for entry in entries}) < len(entries):
-            raise ConfigurationError(f"the reservation {id!r} names an account and unit twice")
+        check_entries(id, entries)
         asked = " ".join(map(_entry, entries))
         outcome, *rest = yield from self._ask("reserve", _quote(id), asked, *_lease(lease))
         if outcome == "used":
-            raise ConfigurationError(f"the reservation {id!r} was made before: use a new id for every call")
+            raise used_before(id)
         if outcome == "window":
             return WrongWindow(float(rest[0]))
         if outcome == "short":
@@ -73,10 +72,7 @@ class Requests:
         return tuple(_balance(rest[place : place + 3]) for place in range(0, len(rest), 3))
 
     def settle(self, id: str, amounts: Mapping[str, int]) -> Steps:
-        if not all(0 <= amount <= LARGEST for amount in amounts.values()):
-            raise ConfigurationError(
-                f"{id!r} can't be settled at {dict(amounts)}: give amounts of at least 0, at most 10**36"
-            )
+        check_amounts(id, amounts)
         words = [word for unit, amount in amounts.items() for word in (_quote(unit), amount)]
         outcome, *_ = yield from self._ask("settle", _quote(id), *words)
         if outcome == "unknown":
