@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import redis.asyncio
@@ -107,9 +106,8 @@ class AsyncRedisLedger(_Ledger):
 
     def __init__(self, url: str, *, patience: float = 6.0) -> None:
         super().__init__(url, patience=patience)
-        # Connections belong to an event loop.
-        self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = weakref.WeakKeyDictionary()
-        self._make()  # a wrong URL is told now
+        self._connect()  # a wrong URL is told now
+        self._clients: dict[asyncio.AbstractEventLoop, tuple[Any, AsyncGenerator[Any, None]]] = {}
 
     async def reserve(self, id: str, entries: Sequence[Entry], lease: Lease) -> Reserved:
         """See `loopguard.typing.Ledger`."""
@@ -141,17 +139,29 @@ class AsyncRedisLedger(_Ledger):
         return listed
 
     async def close(self) -> None:
-        """Close the connections of the running event loop: call it before the loop ends."""
-        client = self._clients.pop(asyncio.get_running_loop(), None)
-        if client is not None:
-            await client.aclose()
+        """Close the connections of the running event loop. They are closed with the loop, too."""
+        _, lifetime = self._clients.get(asyncio.get_running_loop(), (None, None))
+        if lifetime is not None:
+            await lifetime.aclose()
 
-    def _make(self) -> Any:
+    def _connect(self) -> Any:
         return _client(redis.asyncio.Redis, self._url, AsyncRetry(NoBackoff(), 0))
+
+    async def _lifetime(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[Any, None]:
+        """Yields a client. Connections belong to an event loop, which at its end closes all async generators."""
+        client = self._connect()
+        try:
+            yield client
+        finally:
+            del self._clients[loop]
+            await client.aclose()
 
     async def _drive(self, steps: Steps) -> Any:
         loop = asyncio.get_running_loop()
-        client = self._clients.get(loop) or self._clients.setdefault(loop, self._make())
+        if loop not in self._clients:
+            lifetime = self._lifetime(loop)
+            self._clients[loop] = (await anext(lifetime), lifetime)
+        client, _ = self._clients[loop]
         try:
             step = next(steps)
             while True:
