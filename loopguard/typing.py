@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from loopguard._approval import Approval
 from loopguard._events import (
     BudgetExtended,
+    BudgetOverdrawn,
     BudgetWarned,
     Charged,
     Event,
@@ -45,6 +46,7 @@ __all__ = [
     "Balance",
     "BoundLimit",
     "BudgetExtended",
+    "BudgetOverdrawn",
     "BudgetWarned",
     "Charged",
     "Effect",

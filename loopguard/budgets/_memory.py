@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import heapq
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from loopguard._pipeline import LOCK
 from loopguard.budgets.ledger import (
     Account,
     Balance,
@@ -62,7 +62,6 @@ class MemoryLedger:
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._lock = threading.Lock()
         self._books: dict[tuple[Account, str], _Book] = {}
         self._held: dict[str, _Reservation] = {}
         self._past: OrderedDict[str, _Reservation] = OrderedDict()
@@ -72,7 +71,7 @@ class MemoryLedger:
         """See `Ledger`."""
         entries = tuple(entries)
         check_entries(id, entries)
-        with self._lock:
+        with LOCK:
             now = self._expire()
             known = self._held.get(id) or self._past.get(id)
             if known is not None:
@@ -95,7 +94,7 @@ class MemoryLedger:
     def settle(self, id: str, amounts: Mapping[str, int]) -> bool:
         """See `Ledger`."""
         check_amounts(id, amounts)
-        with self._lock:
+        with LOCK:
             self._expire()
             if id not in self._held and id not in self._past:
                 raise LookupError(f"there is no reservation {id!r}")
@@ -103,7 +102,7 @@ class MemoryLedger:
 
     def release(self, id: str) -> None:
         """See `Ledger`."""
-        with self._lock:
+        with LOCK:
             now = self._expire()
             if id in self._held or id in self._past:
                 self._end(id, {})
@@ -112,7 +111,7 @@ class MemoryLedger:
 
     def renew(self, id: str, lease: Lease) -> bool:
         """See `Ledger`."""
-        with self._lock:
+        with LOCK:
             now = self._expire()
             held = self._held.get(id)
             if held is None:
@@ -123,14 +122,14 @@ class MemoryLedger:
 
     def balance(self, account: Account, unit: str) -> Balance:
         """See `Ledger`."""
-        with self._lock:
+        with LOCK:
             self._expire()
             book = self._books.get((account, unit))
             return book.balance() if book is not None else Balance()
 
     def accounts(self, key: str | None = None) -> list[tuple[Account, str, Balance]]:
         """See `ListedLedger`."""
-        with self._lock:
+        with LOCK:
             self._expire()
             listed = [
                 (account, unit, book.balance())

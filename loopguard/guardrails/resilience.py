@@ -103,11 +103,18 @@ def _is_failure(error: BaseException | None) -> bool:
 
 
 def _admit_again(call: ToolCall) -> Generator[Effect, Any, tuple[ToolCall, ToolCallRefused | None]]:
+    plan, books = call.plan, call.plan.books
+    if books is not None:
+        yield from books.close(call)
     while True:
-        again, refusal = call.plan.again(call)
+        again, refusal = plan.again(call)
         if refusal is None or refusal.cure is None:
             if call.line is not None:
                 call.line.append(again)
+            if refusal is None and books is not None:
+                refusal = yield from books.admit(again)
+                if refusal is not None:
+                    plan.undo(again)
             return again, refusal
         yield from refusal.cure(call)
 
