@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import threading
 import uuid
 from typing import Any
 
@@ -55,13 +54,20 @@ def test_sums_in_lua_are_those_of_python(
     assert isinstance(answer, Shortfall) is (asked > 0 and spent + 7 + asked > cap)
 
 
-def test_a_lease_runs_out_by_the_clock_of_the_server(ledger: RedisLedger) -> None:
-    """Nobody renews it, nobody looks: what was held is spent."""
-    ledger.reserve("a", [Entry(TEAM, "usd", 60, 100)], Lease(0.2))
-    deadline = threading.Event()
-    while ledger.balance(TEAM, "usd") != Balance(60, 0, 0):
-        assert ledger.balance(TEAM, "usd") in (Balance(0, 60, 0), Balance(60, 0, 0))
-        deadline.wait(0.02)
+def now(client: Any) -> float:
+    seconds, microseconds = client.time()
+    return float(seconds + microseconds / 1e6)
+
+
+def test_a_lease_runs_out_by_the_clock_of_the_server(ledger: RedisLedger, url: str) -> None:
+    """To the millisecond. Nobody renews it, nobody looks: what was held is spent."""
+    with redis.Redis.from_url(url) as client:
+        before = now(client)
+        ledger.reserve("a", [Entry(TEAM, "usd", 60, 100)], Lease(0.2))
+        assert before + 0.199 < client.zscore("{loopguard}:leases", "a") < now(client) + 0.201
+        while now(client) < before + 0.5:
+            assert ledger.balance(TEAM, "usd") in (Balance(0, 60, 0), Balance(60, 0, 0))
+    assert ledger.balance(TEAM, "usd") == Balance(60, 0, 0)
     assert ledger.settle("a", {"usd": 61}) is False
     assert ledger.balance(TEAM, "usd") == Balance(61, 0, 1)
 
@@ -72,7 +78,7 @@ def test_more_leases_run_out_than_one_request_ends(ledger: RedisLedger, url: str
         for number in range(2100):
             ledger.reserve(str(number), [Entry(TEAM, "usd", 1, None)], Lease(3600, "release"))
         client.zunionstore("{loopguard}:leases", {"{loopguard}:leases": 0.5})  # all of them ran out decades ago
-    assert ledger.renew("999", Lease(60)) is False
+    assert ledger.renew("2099", Lease(60)) is False
     held = [ledger.balance(TEAM, "usd").reserved for _ in range(3)]
     assert held[-1] == 0
     assert held == sorted(held, reverse=True)
@@ -82,22 +88,36 @@ def test_more_leases_run_out_than_one_request_ends(ledger: RedisLedger, url: str
 
 def test_what_is_over_is_forgotten_in_time(ledger: RedisLedger, url: str) -> None:
     """Only totals and what is held stay: the rest has a date at which Redis drops it."""
+    hour = Account("spend", "team-a", "2026-11-30T14")
     with redis.Redis.from_url(url, decode_responses=True) as client:
-        seconds, _ = client.time()
-        hour = Account("spend", "team-a", "2026-11-30T14")
-        entries = [Entry(TEAM, "usd", 1, 100), Entry(hour, "usd", 1, 100, seconds - 60, seconds + 600)]
-        ledger.reserve("a", entries, Lease(60))
-        held = {key for key in client.scan_iter() if client.ttl(key) == -1}
-        assert held == set(client.scan_iter()), "nothing that is held expires"
+
+        def reserve(call: str) -> None:
+            closes = now(client) + 600
+            ledger.reserve(
+                call, [Entry(TEAM, "usd", 1, 100), Entry(hour, "usd", 1, 100, closes - 660, closes)], Lease(60)
+            )
+
+        def left() -> dict[str, int]:
+            return {key.removeprefix("{loopguard}:"): client.ttl(key) for key in client.scan_iter()}
+
+        book, total = "book:spend/team-a/2026-11-30T14/usd", "book:spend/team-a/total/usd"
+        reserve("a")
+        assert left() == dict.fromkeys(("meta", "leases", "call:a", book, total), -1)
         ledger.settle("a", {"usd": 1})
         ledger.release("never reserved")
-        left = {key: client.ttl(key) for key in client.scan_iter()}
-    book = "{loopguard}:book:spend/team-a/"
-    assert {key for key, ttl in left.items() if ttl == -1} == {"{loopguard}:meta", book + "total/usd"}
-    assert 62 * DAY + 500 < left[book + "2026-11-30T14/usd"] <= 62 * DAY + 601
-    assert 0 < left["{loopguard}:call:a"] <= 3600
-    assert 0 < left["{loopguard}:call:never%20reserved"] <= 3600
-    assert "{loopguard}:leases" not in left
+        over = left()
+        assert {key for key, ttl in over.items() if ttl == -1} == {"meta", total}
+        assert 62 * DAY + 500 < over[book] <= 62 * DAY + 601
+        assert 0 < over["call:a"] <= 3600
+        assert 0 < over["call:never%20reserved"] <= 3600
+        assert client.hkeys("{loopguard}:call:a") == ["state"]
+        reserve("b")
+        assert left()[book] == -1, "what is held keeps its book"
+        client.zadd("{loopguard}:leases", {"b": 1})
+        assert ledger.balance(hour, "usd") == Balance(2, 0, 0)
+        over = left()
+        assert {key for key, ttl in over.items() if ttl == -1} == {"meta", total}
+        assert 6 * DAY < over["call:b"] <= 7 * DAY
 
 
 def test_a_flushed_script_is_sent_again(ledger: RedisLedger, url: str) -> None:
