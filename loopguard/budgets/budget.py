@@ -182,12 +182,11 @@ class Budget:
         """The caps of this budget on one run."""
         if self.per == "run":
             return self._run_caps(run)
-        known: list[PeriodCap] | None = run.slots.get(self)
-        if known is None:
-            key, keeper = self._key_of(run), self.keeper
-            made = [PeriodCap(self, run, unit, limit, key, keeper) for unit, limit in self.limits.items()]
-            known = run.slot(self, lambda: made)
-        return known
+        if self in run.slots:
+            return run.slots[self]  # type: ignore[no-any-return]  # what is made below
+        key, keeper = self._key_of(run), self.keeper  # the user's function, and files: not under the lock
+        made = [PeriodCap(self, run, unit, limit, key, keeper) for unit, limit in self.limits.items()]
+        return run.slot(self, lambda: made)  # type: ignore[no-any-return]  # it was made above
 
     def _run_caps(self, run: Run) -> Sequence[_Cap]:
         limits = {**self.limits, **{unit: run.raised[unit] for unit in self.limits if unit in run.raised}}
