@@ -19,13 +19,14 @@ import time
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from loopguard._call import new_id
 from loopguard._drivers import drive_async, drive_sync
 from loopguard._pipeline import LOCK, Ask, Steps
-from loopguard.budgets.ledger import Account, Balance, Entry, Lease, Ledger, Shortfall
+from loopguard.budgets.ledger import Account, Balance, Entry, Lease, Ledger, Shortfall, WrongWindow
 from loopguard.exceptions import ConfigurationError
 from loopguard.redaction import redact_error
 
@@ -99,26 +100,40 @@ class Settlement(Job):
 
 
 class Charge(Job):
-    """An amount that nothing was reserved for: within the cap where it fits, else as an overdraft."""
+    """An amount that nothing was reserved for: within the cap where it fits, else as an overdraft.
 
-    def __init__(self, entries: Sequence[Entry], booked: Callable[[bool], object]) -> None:
+    ``dated()`` gives the entries anew, once it turns out that by the ledger's clock it isn't the window of ``entries``:
+    they were dated before it was known, or are delivered after its end. Tells ``booked(entries, fits)``.
+    """
+
+    def __init__(
+        self,
+        entries: Sequence[Entry],
+        dated: Callable[[], Sequence[Entry]],
+        booked: Callable[[Sequence[Entry], bool], object],
+    ) -> None:
         self.id = new_id("charge")
         self.entries = entries
+        self.dated = dated
         self.booked = booked
 
     def steps(self, keeper: Keeper) -> Steps:
         """See `Job`."""
-        empty = [Entry(entry.account, entry.unit, 0, entry.cap) for entry in self.entries]
-        fits = True
+        lease, fits = Lease(LONGEST), True
         try:
-            answer = yield keeper.ask(keeper.ledger.reserve, self.id, self.entries, Lease(LONGEST))
+            answer = yield keeper.ask(keeper.ledger.reserve, self.id, self.entries, lease)
+            if isinstance(answer, WrongWindow):
+                keeper.heard(answer.now)
+                self.entries = self.dated()
+                answer = yield keeper.ask(keeper.ledger.reserve, self.id, self.entries, lease)
             if isinstance(answer, Shortfall):
                 fits = False
-                yield keeper.ask(keeper.ledger.reserve, self.id, empty, Lease(LONGEST))
+                empty = [replace(entry, amount=0) for entry in self.entries]
+                yield keeper.ask(keeper.ledger.reserve, self.id, empty, lease)
         except ConfigurationError:  # it was made in an attempt before
             pass
         yield keeper.ask(keeper.ledger.settle, self.id, {entry.unit: entry.amount for entry in self.entries})
-        self.booked(fits)
+        self.booked(self.entries, fits)
 
 
 class Keeper:

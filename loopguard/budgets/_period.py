@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from loopguard import _events as events
@@ -154,7 +156,7 @@ class PeriodCap:
 
     def charge(self, exact: int) -> None:
         """Book an amount that nothing was reserved for; soon, not at once."""
-        for job in _charges(self.keeper, [(self, self.entry(exact, True))], {self.unit: exact}, None):
+        for job in _charges(self.keeper, None, [(self, self.entry(exact, True))], {self.unit: exact}):
             self.keeper.post(job)
 
 
@@ -283,8 +285,8 @@ class Books:
 
     def late(self, made: Reservation, charged: Mapping[str, int]) -> None:
         """A call that is settled has reported more: it goes where the call went."""
-        for keeper, _, entries in made.parts:
-            for job in _charges(keeper, entries, charged, None):
+        for keeper, hold, entries in made.parts:
+            for job in _charges(keeper, hold, entries, charged):
                 keeper.post(job)
 
 
@@ -361,7 +363,9 @@ def _closing(made: Reservation, charged: Mapping[str, int] | None) -> Iterator[t
         if hold is not None and not keeper.let_go(hold):
             continue
         if hold is None or hold.local:
-            yield from ((keeper, job) for job in _charges(keeper, entries, charged or {}, hold))
+            if hold is not None:
+                keeper.allow([((entry.account, entry.unit), -entry.amount) for entry in hold.entries])
+            yield from ((keeper, job) for job in _charges(keeper, hold, entries, charged or {}))
         elif charged is None:
             yield keeper, _release(keeper, hold)
         else:
@@ -391,29 +395,38 @@ def _settlement(
 
 
 def _charges(
-    keeper: Keeper, entries: Sequence[tuple[PeriodCap, Entry]], charged: Mapping[str, int], local: Hold | None
+    keeper: Keeper, hold: Hold | None, entries: Sequence[tuple[PeriodCap, Entry]], charged: Mapping[str, int]
 ) -> Iterator[Charge]:
-    """What books amounts that no ledger holds anything for. Of a local hold: its allowance is free again then."""
-    asked = [
-        (cap, Entry(entry.account, entry.unit, charged[entry.unit], entry.cap))
-        for cap, entry in entries
-        if charged.get(entry.unit)
-    ]
-    if local is not None:
-        paid = {(entry.account, entry.unit): entry.amount for _, entry in asked}
-        keeper.allow([((e.account, e.unit), paid.get((e.account, e.unit), 0) - e.amount) for e in local.entries])
+    """What books amounts that nothing is held for any more, or never was.
 
-    def booked(fits: bool) -> None:
+    Where it was allowed locally it counts against the allowance until it is booked.
+    """
+    caps = [cap for cap, entry in entries if charged.get(entry.unit)]
+    asked = [replace(entry, amount=charged[entry.unit]) for _, entry in entries if charged.get(entry.unit)]
+    local = [((entry.account, entry.unit), entry.amount) for entry in asked] if hold is not None and hold.local else []
+    if hold is not None and not hold.local:  # the ledger has agreed to the window
+        asked = [replace(entry, begins=None, ends=None) for entry in asked]
+    at = time.time()
+
+    def dated() -> list[Entry]:
+        windows = [window_at(cap.budget.per, cap.budget.zone, at + keeper.offset) for cap in caps]
+        anew = [replace(entry, begins=None, ends=None) for entry in asked]
+        return [
+            replace(entry, account=replace(entry.account, window=window.text))
+            for entry, window in zip(anew, windows, strict=True)
+        ]
+
+    def booked(entries: Sequence[Entry], fits: bool) -> None:
         keeper.away = False
-        if local is not None:
-            keeper.allow([((entry.account, entry.unit), -entry.amount) for _, entry in asked])
-        for cap, entry in asked:
+        keeper.allow([(place, -exact) for place, exact in local])
+        for cap, entry in zip(caps, entries, strict=True):
             keeper.moved(entry.account, entry.unit, entry.amount, 0)
             cap.overdrawn(entry, 0 if fits else entry.amount, late=False)
             cap.watch(entry)
 
     if asked:
-        yield Charge([entry for _, entry in asked], booked)
+        keeper.allow(local)
+        yield Charge(asked, dated, booked)
 
 
 # -- without the ledger ----------------------------------------------------------------------------

@@ -152,9 +152,8 @@ class Budget:
             raise ConfigurationError(
                 f"Budget(on_ledger_error={self.on_ledger_error!r}): give 'refuse' or 'allow_local'"
             )
-        if (self.on_ledger_error == "allow_local") != bool(self.allowance) or not set(self.allowance) <= set(
-            self.limits
-        ):
+        local = self.on_ledger_error == "allow_local"
+        if local != any(self.allowance.values()) or not set(self.allowance) <= set(self.limits):
             raise ConfigurationError(
                 "Budget: on_ledger_error='allow_local' and local_allowance= go together: how much of the units that "
                 "the budget caps each process may spend on its own"
