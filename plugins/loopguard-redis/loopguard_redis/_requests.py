@@ -176,7 +176,7 @@ def _troubles(info: Mapping[str, Any]) -> list[str]:
 
 
 def _quote(text: str) -> str:
-    return quote(text, safe=":@", errors="surrogatepass")
+    return quote(text, safe=":@")
 
 
 def _book(account: Account, unit: str) -> str:
