@@ -39,6 +39,7 @@ plugins: $(VENV)/.dev ## install the plugins and test them; LOOPGUARD_TEST_REDIS
 bench: $(VENV)/.dev ## measure what a guarded call costs
 	$(BIN)/python benchmarks/bench.py
 	$(BIN)/python benchmarks/metering.py
+	$(BIN)/python benchmarks/ledgers.py
 
 mutate: $(VENV)/.dev ## plant faults and count those that the tests miss
 	$(BIN)/python tests/mutation/run.py

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -49,7 +50,16 @@ def _switch_to_wal(db: sqlite3.Connection) -> None:
 @contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
     """All of it or nothing, and nobody else writes meanwhile."""
-    db.execute("BEGIN IMMEDIATE")
+    deadline = time.monotonic() + BUSY
+    while True:
+        try:
+            db.execute("BEGIN IMMEDIATE")
+            break
+        except sqlite3.OperationalError as exc:
+            # SQLite itself waits longer and longer, and whoever has waited longest is served last
+            if exc.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(random.uniform(0.0002, 0.002))
     try:
         yield
         db.execute("COMMIT")

@@ -160,12 +160,14 @@ class SqliteLedger:
 
     def balance(self, account: Account, unit: str) -> Balance:
         """See `Ledger`."""
-        with self._transaction(writes=False) as db:
+        with self._transaction() as db:
+            self._expire(db)
             return self._row(db, account, unit).balance
 
     def accounts(self, key: str | None = None) -> list[tuple[Account, str, Balance]]:
         """See `ListedLedger`."""
-        with self._transaction(writes=False) as db:
+        with self._transaction() as db:
+            self._expire(db)
             found = db.execute(
                 f'SELECT name, key, "window", unit, {_AMOUNTS} FROM ledger_accounts WHERE ? IS NULL OR key = ? '
                 f'ORDER BY name, key, "window", unit',
@@ -189,19 +191,13 @@ class SqliteLedger:
             db.close()
 
     @contextmanager
-    def _transaction(self, writes: bool = True) -> Iterator[sqlite3.Connection]:
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
         with self._lock:
             try:
                 db = self._db
                 if db is None:
                     db = self._db = self._opened()
-                if writes:
-                    with transaction(db):
-                        yield db
-                    return
-                with transaction(db) if self._due(db, self._clock()) else _nothing():
-                    if db.in_transaction:
-                        self._expire(db)
+                with transaction(db):
                     yield db
             except (sqlite3.Error, OSError, OverflowError) as exc:
                 raise LedgerError(f"{self.path}: {explain(exc)} ({exc})") from exc
@@ -209,6 +205,7 @@ class SqliteLedger:
     def _opened(self) -> sqlite3.Connection:
         db = open_database(self.path, self._durability)
         try:
+            db.execute("PRAGMA busy_timeout = 0")  # `transaction` waits, and more fairly
             with transaction(db):  # another process may be making the same file right now
                 made = db.execute("SELECT 1 FROM sqlite_master WHERE name = 'ledger_schema'").fetchone()
                 for statement in () if made else _SCHEMA:
@@ -258,15 +255,13 @@ class SqliteLedger:
         ).fetchone()
         return None if found is None else (found[0], bool(found[1]), found[2], bool(found[3]))
 
-    def _due(self, db: sqlite3.Connection, now: float) -> list[tuple[str, bool, str]]:
-        return db.execute(
-            "SELECT id, charge, entries FROM ledger_reservations WHERE state = 'held' AND at <= ?", (now,)
-        ).fetchall()
-
     def _expire(self, db: sqlite3.Connection) -> float:
         """End every lease that has run out; the time."""
         now = self._clock()
-        for name, charge, text in self._due(db, now):
+        due = db.execute(
+            "SELECT id, charge, entries FROM ledger_reservations WHERE state = 'held' AND at <= ?", (now,)
+        ).fetchall()
+        for name, charge, text in due:
             for account, unit, amount in _entries(text):
                 balance = self._row(db, account, unit).balance
                 spent = balance.spent + (amount if charge else 0)
@@ -312,11 +307,6 @@ class SqliteLedger:
         self._reserved += 1
         if self._reserved % _SWEEP == 0:
             db.execute("DELETE FROM ledger_reservations WHERE state <> 'held' AND at < ?", (now - REMEMBERED,))
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
 
 
 def _plain(entry: Entry) -> list[Any]:
