@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from loopguard import ConfigurationError, _plugins
+from loopguard import ConfigurationError, _plugins, journal, loop
 from loopguard._plugins import APPROVERS, LEDGERS, STORES, available, check_plugin, load_plugin
+from loopguard.journal import _writer
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
 
@@ -45,6 +46,29 @@ def test_a_plugin_is_loaded_on_first_use(install: Install) -> None:
     assert "shell" in available(LEDGERS)
     assert "shell_ledger" not in sys.modules
     assert load_plugin(LEDGERS, "shell", "Budget")("shell:beach") == "opened shell:beach"
+
+
+def test_a_store_may_be_a_plugins(install: Install, tmp_path: Path) -> None:
+    """A URL of its scheme keeps runs there, and they are read from there."""
+    source = """
+from loopguard.journal._sqlite import SQLiteJournal
+
+
+def open_store(url):
+    return SQLiteJournal(url.partition("://")[2])
+"""
+    install("shelves", STORES, "shelf = shelf_store:open_store", source)
+    store = f"shelf://{tmp_path}/runs.db"
+
+    @loop(max=1, store=store)
+    def step(state: int) -> int:
+        return state + 1
+
+    assert step.run(1, run_id="r").value == 2
+    assert [run.run_id for run in journal.open(store).runs()] == ["r"]
+    with pytest.raises(ConfigurationError, match=r"loop\(store=oracle://…: no installed package has 'oracle'"):
+        loop(max=1, store="oracle://scott:tiger@host")(lambda state: state)
+    _writer.close_writers()
 
 
 @pytest.mark.parametrize(
