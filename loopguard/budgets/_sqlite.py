@@ -87,11 +87,11 @@ class SqliteLedger:
     """
 
     def __init__(self, path: str, durability: str = "normal", clock: Callable[[], float] = time.time) -> None:
+        self._db: sqlite3.Connection | None = None
         self.path = os.path.abspath(path)
         self._durability = durability
         self._clock = clock
         self._lock = threading.Lock()
-        self._db: sqlite3.Connection | None = None
         self._reserved = 0
         _ledgers.add(self)
 
@@ -182,6 +182,9 @@ class SqliteLedger:
 
     def __repr__(self) -> str:
         return f"SqliteLedger({self.path!r})"
+
+    def __del__(self) -> None:
+        self._close()
 
     # -- under the lock --------------------------------------------------------------------------
 

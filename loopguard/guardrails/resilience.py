@@ -85,6 +85,8 @@ class Retry:
                 else:
                     error = None
                     return result
+                if plan.books is not None:  # what it didn't spend is nobody's while we wait
+                    yield from plan.books.close(call)
                 yield Sleep(self.seconds(failures))
                 again, refusal = yield from _admit_again(call)
                 if refusal is not None:
@@ -104,8 +106,6 @@ def _is_failure(error: BaseException | None) -> bool:
 
 def _admit_again(call: ToolCall) -> Generator[Effect, Any, tuple[ToolCall, ToolCallRefused | None]]:
     plan, books = call.plan, call.plan.books
-    if books is not None:
-        yield from books.close(call)
     while True:
         again, refusal = plan.again(call)
         if refusal is None or refusal.cure is None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from loopguard import (
     Approval,
@@ -518,6 +519,23 @@ def test_observing_refuses_nothing(ledger: Spy) -> None:
     refused = seen.events_of(ToolRefused)
     assert [(event.code, event.observed) for event in refused] == [("budget", True)] * 2
     assert ledger.there() == {"usd": (2.1, 0, 0)}
+
+
+def test_a_refusal_says_in_the_trace_where_the_budget_stands(ledger: Spy, exporter: InMemorySpanExporter) -> None:
+    """Like that of a run's budget."""
+    buy = tool(cost=0.6, name="buy")(lambda n: n)
+    with Guard(daily(ledger)).scope("a"):
+        buy(1)
+        with pytest.raises(BudgetExceeded):
+            buy(2)
+    (span,) = [s for s in exporter.get_finished_spans() if "loopguard.budget.name" in (s.attributes or {})]
+    assert {name: value for name, value in (span.attributes or {}).items() if ".budget." in name} == {
+        "loopguard.budget.name": "team",
+        "loopguard.budget.unit": "usd",
+        "loopguard.budget.limit": 1.0,
+        "loopguard.budget.spent": 0.6,
+        "loopguard.budget.remaining": 0.4,
+    }
 
 
 # -- several ledgers -----------------------------------------------------------------------------

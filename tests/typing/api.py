@@ -20,6 +20,7 @@ from loopguard import (
     LoopResult,
     LoopStopped,
     MaxSteps,
+    Run,
     StopReason,
     ask_in_terminal,
     current_call,
@@ -28,6 +29,8 @@ from loopguard import (
     result_of,
     tool,
 )
+from loopguard.budgets import MemoryLedger, SqliteLedger, Standing, spend
+from loopguard.typing import Ledger, ListedLedger
 
 
 @dataclass
@@ -43,6 +46,30 @@ guard = Guard(
     ApproveTool(ask_in_terminal, only="issue_*"),
     Budget(usd=2.00, tokens=200_000),
 )
+
+
+# --- budgets of a period and their ledgers -------------------------------------------------------
+
+
+def whose(run: Run) -> str:
+    """A key."""
+    return run.name
+
+
+Budget(
+    usd=5,
+    per="day",
+    key=whose,
+    tz="Europe/Berlin",
+    ledger="sqlite:///spend.db",
+    on_ledger_error="allow_local",
+    local_allowance={"usd": 0.5},
+)
+Budget(credits=5, per="month", key="team-a", ledger=MemoryLedger(), lease=10, on_expiry="charge")
+Budget(usd=5, per="week")  # type: ignore[arg-type]  # there is no such period
+ledgers: list[Ledger] = [MemoryLedger(), SqliteLedger("spend.db")]
+listed: list[ListedLedger] = [MemoryLedger(), SqliteLedger("spend.db")]
+assert_type(spend(key="team-a"), list[Standing])
 
 
 # --- @tool keeps the signature -------------------------------------------------------------------
