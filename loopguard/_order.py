@@ -15,7 +15,8 @@ from loopguard._pipeline import LOCK, Hook, compose
 from loopguard._run import Run, only_elsewhere, subscribers
 from loopguard._warn import warn
 from loopguard.budgets import Budget
-from loopguard.budgets._period import PeriodCap, ToolBooks
+from loopguard.budgets._books import ToolBooks
+from loopguard.budgets._period import PeriodCap
 from loopguard.exceptions import ConfigurationError, ToolCallRefused
 from loopguard.guardrails import ApproveTool, CircuitBreaker, LoopLimit, MaxSteps, RateLimit, Retry, Timeout, WrapTool
 from loopguard.guardrails.approve import approvals

@@ -233,6 +233,8 @@ class Keeper:
     def _deliver(self, job: Job) -> Steps:
         try:
             yield from job.steps(self)
+        except ConfigurationError as exc:  # an amount that is none: it can't be booked later, either
+            _log.error("the ledger %s can't book what was spent: %s", self.name, redact_error(exc))
         except Exception as exc:  # the ledger's failures, and a plugin's: the call that it belongs to is over
             job.failures += 1
             wait = min(LONGEST, 0.05 * 2.0 ** min(job.failures, 20))

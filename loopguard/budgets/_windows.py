@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any, NamedTuple
-from zoneinfo import ZoneInfo
 
 from loopguard.exceptions import ConfigurationError
 
@@ -34,6 +33,8 @@ def zone(name: Any) -> tzinfo:
     """The time zone of this name; ConfigurationError if there is none."""
     if name == "UTC":
         return UTC  # known on systems without a database of zones, too
+    from zoneinfo import ZoneInfo
+
     try:
         return ZoneInfo(name)
     except (ValueError, LookupError, TypeError, OSError):

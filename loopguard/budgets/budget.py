@@ -131,7 +131,8 @@ class Budget:
         """What only a period has isn't silently without effect."""
         given = {"key": self.key, "ledger": ledger, "on_expiry": self.on_expiry, "local_allowance": local_allowance}
         named = [name for name, value in given.items() if value is not None]
-        named += ["tz"] * (self.tz != "UTC") + ["on_ledger_error"] * (self.on_ledger_error != "refuse")
+        defaults = {"tz": "UTC", "lease": 60.0, "on_ledger_error": "refuse"}
+        named += [name for name, default in defaults.items() if getattr(self, name) != default]
         if named:
             raise ConfigurationError(
                 f"Budget({named[0]}=…): that is for a period, give per='hour', 'day', 'month' or 'total', too"

@@ -20,7 +20,8 @@ from loopguard._halting import check_halted, end_row, note_refusal
 from loopguard._pipeline import LOCK, Effect, Steps
 from loopguard._run import Run
 from loopguard._usage import Usage
-from loopguard.budgets._period import Books, PeriodCap, Reservation
+from loopguard.budgets._books import Books, Reservation
+from loopguard.budgets._period import PeriodCap
 from loopguard.budgets.budget import Budget
 from loopguard.exceptions import BudgetExceeded, ToolCallRefused
 from loopguard.metering._estimates import Survey, listed

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from loopguard import Budget, BudgetExceeded, Guard, LedgerError, LoopGuardWarning
 from loopguard.budgets import MemoryLedger
-from loopguard.budgets._period import Books, PeriodCap, Reservation
+from loopguard.budgets._books import Books, Reservation
+from loopguard.budgets._period import PeriodCap
 from loopguard.typing import Ask, Lease
 
 USD = 10**18

@@ -30,6 +30,7 @@ from loopguard import (
     MaxSteps,
     Retry,
     ToolCall,
+    ToolCallRefused,
     ToolTimeout,
     charge,
     current_run,
@@ -834,6 +835,37 @@ def test_the_key_may_depend_on_the_run(ledger: Spy) -> None:
         odd = Guard(Budget(usd=1, per="day", key=fn, ledger=ledger))
         with odd.scope("a"), pytest.raises(ConfigurationError, match=said):
             buy(1)
+
+
+def test_a_stop_iteration_arrives_as_one(ledger: Spy) -> None:
+    """Through one more generator, too; and what the call reported is settled."""
+
+    @tool(cost=0.5)
+    def stops() -> None:
+        charge(0.2)
+        next(iter(()))
+
+    with Guard(daily(ledger)).scope("a"), pytest.raises(StopIteration):
+        stops()
+    assert ledger.there() == {"usd": (0.2, 0, 0)}
+
+
+def test_a_run_that_is_stopped_while_its_ledger_is_asked_runs_nothing(ledger: Spy) -> None:
+    """Latches are looked at again after the wait; what was reserved is given back."""
+    ran: list[int] = []
+    buy = tool(cost=0.5, name="buy")(ran.append)
+
+    class Stopping(Spy):
+        def reserve(self, id: str, entries: Any, lease: Lease) -> Any:
+            run.stop("enough")
+            return super().reserve(id, entries, lease)
+
+    stopping = Stopping(time.time)
+    with Guard(daily(stopping)).scope("a") as run:
+        with pytest.raises(ToolCallRefused) as refused:
+            buy(1)
+        assert (refused.value.code, ran, run.steps, run.reserved()) == ("stopped", [], 0, 0)
+    assert stopping.there() == {"usd": (0, 0, 0)}
 
 
 def test_a_tool_outside_any_run_answers_to_its_own_guard(ledger: Spy) -> None:
