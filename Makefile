@@ -22,13 +22,6 @@ jaeger: ## build Jaeger (once) and start it, without its web pages
 test: $(VENV)/.dev ## run the tests
 	$(BIN)/python -m pytest
 
-plugins: $(VENV)/.dev ## install the plugins, and run their tests and the scenarios that they share
-	set -e; for plugin in $(PLUGINS); do \
-	    $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable $$plugin; \
-	done
-	set -e; for plugin in $(PLUGINS); do $(BIN)/python -m pytest $${plugin}tests; done
-	$(BIN)/python -m pytest tests/scenarios
-
 lint: $(VENV)/.dev ## check style and format with ruff
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -42,9 +35,17 @@ coverage: $(VENV)/.dev ## run the tests, at least 95 % covered
 
 check: lint types coverage ## lint, types, and the tests with coverage
 
-bench: $(VENV)/.dev ## measure what a guarded call costs, and how long the command takes
+plugins: $(VENV)/.dev ## install the plugins and test them; LOOPGUARD_TEST_REDIS names an empty database
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(addprefix --editable ,$(PLUGINS))
+	$(BIN)/mypy $(wildcard plugins/*/loopguard_*)
+	$(BIN)/pyright --pythonpath $(BIN)/python $(wildcard plugins/*/loopguard_*)
+	set -e; for plugin in $(PLUGINS); do $(BIN)/python -m pytest $${plugin}tests; done
+	$(BIN)/python -m pytest tests/scenarios
+
+bench: $(VENV)/.dev ## measure guarded calls, model calls, ledgers and the command
 	$(BIN)/python benchmarks/bench.py
 	$(BIN)/python benchmarks/metering.py
+	$(BIN)/python benchmarks/ledgers.py
 	$(BIN)/python benchmarks/cli.py
 
 mutate: $(VENV)/.dev ## plant faults and count those that the tests miss

@@ -97,6 +97,7 @@ class Admission:
         "attempt_checks",
         "attempt_takers",
         "attempt_undoers",
+        "books",
         "call_finishers",
         "chain",
         "checks",
@@ -139,6 +140,8 @@ class Admission:
         """The composed pipeline, or None where no hook waits."""
         self.timeout: float | None = None
         self.timeout_source: str | None = None
+        self.books: Any = None
+        """The ledgers of its budgets, or None where none is outside this process: see `ToolBooks`."""
         self.undeclared = tool.cost_fn is None and not tool.cost
         self.reservations = tuple((run.cell(unit), exact) for unit, exact in tool.cost for run in chain)
         methods: dict[str, list[Any]] = {}
@@ -448,6 +451,8 @@ class Admission:
                     call.estimated = call.amounts
                 call.amounts = tuple(reserved.items())
         if late:
+            if self.books is not None:
+                self.books.reported(call, amounts)
             if self.root.alerts:
                 ring(self.root)
             if self.listeners:

@@ -330,6 +330,8 @@ class ToolCall:
     """Where it stands in a journal: what its ToolStarted event says of that."""
     yielded: Any = None
     """What a generator tool has yielded, where a journal wants to know."""
+    held: Any = None
+    """What is reserved for it in ledgers outside this process."""
     line: list[ToolCall] | None = None
     """The call that was admitted and those that replaced it since, the last one in force."""
     _id: str | None = None

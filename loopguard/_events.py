@@ -17,6 +17,7 @@ from loopguard.redaction import redact, redact_text
 
 __all__ = [
     "BudgetExtended",
+    "BudgetOverdrawn",
     "BudgetWarned",
     "Charged",
     "Event",
@@ -322,6 +323,20 @@ class BudgetExtended(Event):
     unit: str
     limit: Decimal
     """The cap from now on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetOverdrawn(Event):
+    """A call cost more than a ledger held for it: it had reported more, or its lease had run out before it ended."""
+
+    budget: str
+    unit: str
+    key: str
+    window: str
+    amount: Decimal
+    """What nothing was held for."""
+    late: bool
+    """Whether the lease had run out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

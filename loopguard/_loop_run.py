@@ -112,7 +112,7 @@ class LoopRun:
             timeout=options.timeout,
             id=run_id,
         )
-        if budget is not None:
+        if budget is not None and budget.per == "run":
             self.run.raised = budget.limits
         self.history: list[Iteration[Any]] = []
         self.run.history = self.history

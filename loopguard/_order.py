@@ -15,6 +15,8 @@ from loopguard._pipeline import LOCK, Hook, compose
 from loopguard._run import Run, only_elsewhere, subscribers
 from loopguard._warn import warn
 from loopguard.budgets import Budget
+from loopguard.budgets._books import ToolBooks
+from loopguard.budgets._period import PeriodCap
 from loopguard.exceptions import ConfigurationError, ToolCallRefused
 from loopguard.guardrails import ApproveTool, CircuitBreaker, LoopLimit, MaxSteps, RateLimit, Retry, Timeout, WrapTool
 from loopguard.guardrails.approve import approvals
@@ -35,7 +37,7 @@ DEFAULT_LOOP_LIMIT = LoopLimit()
 def compile_plan(tool: Tool, run: Run | None) -> Admission:
     """Everything that a call of this tool passes in this run: the one place that orders it.
 
-    span ▸ WrapTool ▸ admission (limits, outermost run first) ▸ ApproveTool ▸ Retry ▸ Timeout ▸ the tool
+    span ▸ WrapTool ▸ admission (limits, outermost run first) ▸ ledgers ▸ ApproveTool ▸ Retry ▸ Timeout ▸ the tool
     """
     if run is None:
         _warn_of_lost_run(tool)
@@ -125,6 +127,7 @@ def _assemble(
     if not any(limit.n for limit, _ in repeats.values()):
         repeats[_News] = _News(), None  # type: ignore[assignment]  # it stands in LoopLimit's place
     inner = chain[-1]
+    books: list[tuple[PeriodCap, bool]] = []
     for run, guards in stations or [(inner, ())]:
         here: list[tuple[Any, Guard | None]] = [
             (guardrail, guard) for guard in guards for guardrail in guard.guardrails if hasattr(guardrail, "bind")
@@ -133,22 +136,28 @@ def _assemble(
         if run is inner:  # repeats are counted by the run that makes the call
             here += repeats.values()
         for guardrail, owner in sorted(here, key=lambda pair: _rank(pair[0])):
+            if isinstance(guardrail, Budget) and guardrail.per != "run":
+                enforced = owner is None or owner.mode == "enforce"
+                books += [(cap, enforced) for cap in guardrail.caps(run) if isinstance(cap, PeriodCap)]
             bound = guardrail.bind(run, tool)
             if bound is not None and not any(bound is known for known in limits):
                 limits.append(bound if owner is None or owner.mode == "enforce" else _Observed(bound))
     plan = Admission(tool, chain, limits, listeners, TOOL_SPANS if provider_is_set() else None)
     asks = tool.approve or any(approver.which.covers_tool(tool) for approver in approvers)
-    _check_colours(tool, approvers)
+    _check_colours(tool, approvers, books)
     retries = retry is not None and tool.idempotent
     if timeouts:
         plan.timeout, plan.timeout_source = min(timeouts)
     recorder = inner.recorder
     waits = any(getattr(limit, "curable", False) for limit in limits)
-    if recorder is not None or wraps or asks or retries or timeouts or waits:
+    if recorder is not None or wraps or asks or retries or timeouts or waits or books:
         hooks: list[Hook] = [*(wrap.hook for wrap in wraps)]
         if recorder is not None:  # what is recorded is answered before anything is asked, taken or charged
             hooks.append(recorder.hook)
         hooks.append(admission_hook)
+        if books:
+            plan.books = ToolBooks(books)
+            hooks.append(plan.books.hook)
         if asks:
             hooks.append(approvals(tool, list(approvers.items())))
         if retry is not None and retries:
@@ -166,9 +175,15 @@ def _station_of(guardrail: ApproveTool, stations: Sequence[tuple[Run, tuple[Guar
     return next(run for run, guards in stations if any(guardrail in guard.guardrails for guard in guards))
 
 
-def _check_colours(tool: Tool, approvers: Iterable[ApproveTool]) -> None:
+def _check_colours(tool: Tool, approvers: Iterable[ApproveTool], books: Iterable[tuple[PeriodCap, bool]]) -> None:
     if tool.colour in (ASYNC, ASYNC_GENERATOR):
         return
+    for cap, _ in books:
+        if cap.keeper.is_async:
+            raise ConfigurationError(
+                f"the ledger {cap.keeper.name} of {cap.budget!r} is async, but the tool {tool.name} is sync: nothing "
+                f"could await it. Make the tool `async def`, or name a ledger with plain methods."
+            )
     for approver in approvers:
         if inspect.iscoroutinefunction(approver.approver) and approver.which.covers_tool(tool):
             raise ConfigurationError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import importlib.resources
 import json
 import os
@@ -15,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from loopguard import _plugins
 from loopguard.budgets import Budget
 from loopguard.exceptions import ConfigurationError
 from loopguard.guardrails import ApproveTool, CircuitBreaker, LoopLimit, MaxSteps, RateLimit, Retry, Timeout
@@ -57,7 +57,7 @@ def read_policy(path: str | os.PathLike[str], make: Callable[..., G]) -> tuple[G
                     guardrails.append(KINDS[name](**_arguments(name, table)))
     for name, table in file.tables(document, "plugins"):
         with file.part("plugins", name):
-            guardrails.append(_plugin("loopguard.guardrails", name)(**table))
+            guardrails.append(_plugins.load_plugin(_plugins.GUARDRAILS, name, f"guardrail {name!r}")(**table))
     for name, table in file.tables(document, "tools"):
         with file.part("tools", name):
             _check(table, schema()["$defs"]["tool"])
@@ -116,18 +116,12 @@ def _approver(name: Any, key: str) -> Any:
             key,
         )
     try:
-        found = _plugin("loopguard.approvers", name)
-    except _Wrong as exc:
-        raise _Wrong(f"approver {name!r}: give {own} or an installed plugin's name; {exc}", key) from None
+        found = _plugins.load_plugin(
+            _plugins.APPROVERS, name, f"approver {name!r}: give {own} or an installed plugin's name"
+        )
+    except ConfigurationError as exc:
+        raise _Wrong(str(exc), key) from None
     return found() if isinstance(found, type) else found
-
-
-def _plugin(group: str, name: str) -> Any:
-    """What an installed plugin has registered under this name."""
-    found = {entry.name: entry for entry in importlib.metadata.entry_points(group=group)}
-    if name not in found:
-        raise _Wrong(f"no plugin for {name!r} is installed; there are: {', '.join(sorted(found)) or 'none'}")
-    return found[name].load()
 
 
 class _Wrong(ConfigurationError):

@@ -215,8 +215,8 @@ class Run:
     def remaining(self, unit: str = "usd") -> Decimal | None:
         """What is left under the tightest limit of this run and those above it; None when unlimited."""
         same = _STEPS if unit in _STEPS else (unit,)
+        caps = [cap for run in self.chain for cap in run.caps if cap.unit in same and not cap.partial]
         with LOCK:
-            caps = [cap for run in self.chain for cap in run.caps if cap.unit in same and not cap.partial]
             left = [cap.limit - cap.used() for cap in caps]
         return decimal(max(0, min(left))) if left else None
 
@@ -234,8 +234,9 @@ class Run:
     def brief(self) -> str:
         """A sentence for the model about what is used and what is left; empty when nothing is limited."""
         tightest: dict[str, Any] = {}
+        caps = [cap for run in reversed(self.chain) for cap in run.caps if not cap.partial]
         with LOCK:
-            for cap in (cap for run in reversed(self.chain) for cap in run.caps if not cap.partial):
+            for cap in caps:
                 known = tightest.setdefault(cap.unit, cap)
                 if cap.limit - cap.used() < known.limit - known.used():
                     tightest[cap.unit] = cap
@@ -248,8 +249,8 @@ class Run:
 
     def nearly_done(self, share: float = 0.8) -> bool:
         """Whether any limit above this run is used up to this share."""
+        caps = [cap for run in self.chain for cap in run.caps]
         with LOCK:
-            caps = [cap for run in self.chain for cap in run.caps]
             if any(cap.limit and cap.used() >= share * cap.limit for cap in caps):
                 return True
         return any(run.max and run.iteration > 1 and run.iteration >= share * run.max for run in self.chain)
@@ -414,13 +415,18 @@ class Run:
 
     def charge(self, charged: Sequence[tuple[str, int]]) -> None:
         """Record an amount that no tool call reserved."""
-        for run in self.chain:
-            list(run.caps)  # made now where no tool call has made them: budgets watch from then on
+        self.charge_ledgers(dict(charged))  # first, since it makes the caps: budgets watch from then on
         with LOCK:
             book(self.chain, {}, dict(charged))
         if self.root.alerts:
             ring(self.root)
         self.emit(events.Charged, amounts=decimals(tuple(charged)))
+
+    def charge_ledgers(self, charged: Mapping[str, int]) -> None:
+        """Tell the ledgers outside this process of an amount that nothing was reserved for; each account once."""
+        caps = [cap for run in self.chain for cap in run.caps]
+        for cap in {cap.place: cap for cap in caps if cap.external and charged.get(cap.unit)}.values():
+            cap.charge(charged[cap.unit])
 
     def emit(self, event: type[events.Event], **fields: Any) -> None:
         """Build the event and hand it out, if anybody listens."""

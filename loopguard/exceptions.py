@@ -12,6 +12,7 @@
     │   └── ApprovalTimeout
     ├── ToolTimeout                   also a TimeoutError: the tool ran past its own timeout
     ├── JudgeError                    a judge gave no verdict three times in a row
+    ├── LedgerError                   a budget's ledger can't be asked, or has lost what it knew
     ├── LoopStopped                   a loop ended without completing; `result` says how far it came
     │   └── EvaluationFailed
     └── JournalError
@@ -44,6 +45,7 @@ __all__ = [
     "JournalError",
     "JudgeError",
     "LeaseLost",
+    "LedgerError",
     "LoopGuardError",
     "LoopGuardWarning",
     "LoopHalted",
@@ -167,6 +169,13 @@ class ToolTimeout(LoopGuardError, TimeoutError):
 
 class JudgeError(LoopGuardError):
     """A judge could not give a verdict three times in a row."""
+
+
+class LedgerError(LoopGuardError):
+    """A budget's ledger can't be asked, or has lost what it knew: nobody can say what is left.
+
+    What a ledger raises, and no other exception, is what ``Budget(on_ledger_error=…)`` decides about.
+    """
 
 
 class LoopStopped(LoopGuardError):

@@ -9,6 +9,7 @@ from loopguard._approval import Approval
 from loopguard._config import Codec
 from loopguard._events import (
     BudgetExtended,
+    BudgetOverdrawn,
     BudgetWarned,
     Charged,
     Event,
@@ -35,7 +36,7 @@ from loopguard._foreign import ForeignTool
 from loopguard._outcomes import Verdict
 from loopguard._pipeline import Ask, BoundLimit, Effect, Hook, Invoke, Limit, Proceed, Sleep, Steps
 from loopguard._tool import GuardedTool
-from loopguard.budgets.ledger import Account, Balance, Entry, Lease, Ledger, Shortfall
+from loopguard.budgets.ledger import Account, Balance, Entry, Lease, Ledger, ListedLedger, Shortfall, WrongWindow
 from loopguard.metering.prices import PriceSource, Rates, Tariff
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ __all__ = [
     "Balance",
     "BoundLimit",
     "BudgetExtended",
+    "BudgetOverdrawn",
     "BudgetWarned",
     "Charged",
     "Codec",
@@ -67,6 +69,7 @@ __all__ = [
     "Lease",
     "Ledger",
     "Limit",
+    "ListedLedger",
     "ModelCalled",
     "ModelReplayed",
     "ModelStarted",
@@ -89,6 +92,7 @@ __all__ = [
     "ToolStarted",
     "Transitioned",
     "VerdictGiven",
+    "WrongWindow",
 ]
 
 

@@ -7,6 +7,7 @@ import contextvars
 import functools
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from loopguard import _plugins
 from loopguard.telemetry import _spans
 
 # A busy machine is no failure; where a change is judged, the same examples are tried each time.
@@ -134,3 +136,25 @@ def store(tmp_path: Path) -> Iterator[str]:
 def ran() -> list[str]:
     """What really ran, in order."""
     return []
+
+
+Install = Callable[..., None]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Installs distributions: ``install("name", "[group]\\nentry = module:attribute", source)``."""
+
+    def make(name: str, entries: str, source: str) -> None:
+        info = tmp_path / name / f"{name}-1.0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n", encoding="utf-8")
+        (info / "entry_points.txt").write_text(f"{entries}\n", encoding="utf-8")
+        module = entries.partition("=")[2].strip().partition(":")[0]
+        (tmp_path / name / f"{module}.py").write_text(source, encoding="utf-8")
+        monkeypatch.syspath_prepend(tmp_path / name)
+        monkeypatch.delitem(sys.modules, module, raising=False)
+        _plugins._found.cache_clear()
+
+    yield make
+    _plugins._found.cache_clear()

@@ -31,7 +31,7 @@ RANKS = {
         "_outcomes",
         "_amounts _cells _fingerprints _schemas _usage",
         "redaction",
-        "_config _json _plugins _tree _wrapped",
+        "_config _json _plugins _sqlite _tree _wrapped",
         "exceptions",
     ],
 }

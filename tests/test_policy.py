@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import inspect
 import re
-import sys
 import tomllib
 from collections.abc import Callable
 from decimal import Decimal
@@ -20,6 +18,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from loopguard import Budget, BudgetExceeded, ConfigurationError, Guard, MaxSteps, ToolCallRefused, ask_in_terminal
 from loopguard._policy import APPROVERS, KINDS, schema
 from loopguard._tool import DEFAULTS
+from tests.conftest import Install
 
 POLICIES = sorted(Path(__file__).parents[1].joinpath("examples", "policies").glob("*.toml"))
 EVERYTHING = next(path for path in POLICIES if path.stem == "everything")
@@ -130,10 +129,13 @@ def test_the_hash_is_on_the_spans_of_the_runs_it_governs(write: Write, exporter:
         ("[WrapTool]\nbefore = 'os:system'", r"line 1: unknown key 'WrapTool'.*written in Python"),
         ("[LoopLimit]\ntimer = 'time:time'", r"line 2, \[LoopLimit\]: unknown key 'timer'"),
         ("[ApproveTool]\nonly = 'x'", r"the key 'approver' is missing"),
-        ("[ApproveTool]\napprover = 'os:system'", r"line 2, .*'os:system': give 'terminal'.* import paths"),
+        ("[ApproveTool]\napprover = 'os:system'", r"line 2, .*'os:system': give 'inbox', 'terminal'.* import paths"),
         ("[ApproveTool]\napprover = 'os.system'", r"import paths aren't followed"),
-        ("[ApproveTool]\napprover = 3", r"approver 3: give 'terminal'"),
-        ("[ApproveTool]\napprover = 'nobody'", r"approver 'nobody': give 'terminal'.*no plugin for 'nobody'"),
+        ("[ApproveTool]\napprover = 3", r"approver 3: give 'inbox', 'terminal'"),
+        (
+            "[ApproveTool]\napprover = 'nobody'",
+            r"'nobody': give 'inbox', 'terminal' or.*no installed package",
+        ),
         ("[Budget]\nusd = -1", r"line 2, \[Budget\]: Budget\(usd=-1\) is not an amount"),
         ("[Budget]\nusd = nan", r"line 2, \[Budget\]: Budget\(usd=nan\) is not an amount"),
         ("[Budget]\ncredits = 1", r"line 2, \[Budget\]: unknown key 'credits'.*allowed are: .*units"),
@@ -141,7 +143,7 @@ def test_the_hash_is_on_the_spans_of_the_runs_it_governs(write: Write, exporter:
         ("[Budget]\nunits = 3", r"3 is no table"),
         ("[Budget]\nunits = {'a b' = 3}", r"'a b' is no unit"),
         ("[Budget]\nextend = 'terminal'", r"extend= and extend_by= go together"),
-        ("[plugins.nobody]", r"line 1, \[plugins.nobody\]: no plugin for 'nobody' is installed"),
+        ("[plugins.nobody]", r"line 1, \[plugins.nobody\]: guardrail 'nobody': no installed package has 'nobody'"),
         ("plugins = 1", r"line 1, \[plugins\]: 1 is no table"),
         ("[tools]\nsearch = 1", r"line 2, \[tools.search\]: 1 is no table"),
         ("[tools.'a.b']\nname = 'x'", r"line 2, \[tools.a.b\]: unknown key 'name'; allowed are: cost, approve"),
@@ -196,21 +198,15 @@ def wrong():
 
 
 @pytest.fixture
-def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def plugin(install: Install) -> None:
     """An installed distribution that brings guardrails and approvers."""
-    (tmp_path / "careful_plugin.py").write_text(PLUGIN, encoding="utf-8")
-    info = tmp_path / "careful_plugin-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: careful-plugin\nVersion: 1.0\n", encoding="utf-8")
-    (info / "entry_points.txt").write_text(
+    install(
+        "careful-plugin",
         "[loopguard.guardrails]\nfew = careful_plugin:few\nwrong = careful_plugin:wrong\n"
         "[loopguard.approvers]\nnever = careful_plugin:never\ncareful = careful_plugin:Careful\n"
-        "terminal = careful_plugin:never\n",
-        encoding="utf-8",
+        "terminal = careful_plugin:never",
+        PLUGIN,
     )
-    monkeypatch.syspath_prepend(tmp_path)
-    importlib.invalidate_caches()
-    monkeypatch.delitem(sys.modules, "careful_plugin", raising=False)
 
 
 @pytest.mark.usefixtures("plugin")
@@ -255,10 +251,10 @@ def test_a_plugin_cannot_take_the_name_of_a_builtin_approver(write: Write) -> No
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[plugins.fewer]", r"no plugin for 'fewer' is installed; there are: few, wrong"),
+        ("[plugins.fewer]", r"no installed package has 'fewer' in loopguard.guardrails; known: few, wrong"),
         ("[plugins.few]\nm = 3", r"line 1, \[plugins.few\]: few\(\) .*'m'"),
         ("[plugins.wrong]", r"policy.toml: Guard\('no guardrail'\) is not a guardrail"),
-        ("[ApproveTool]\napprover = 'nevr'", r"there are: careful, never, terminal"),
+        ("[ApproveTool]\napprover = 'nevr'", r"known: careful, never, terminal"),
     ],
 )
 def test_what_is_wrong_about_a_plugin_is_told_with_its_place(write: Write, text: str, message: str) -> None:

@@ -1,9 +1,10 @@
-"""Budget: a cap on what a run may spend, reserved before a call and settled after it."""
+"""Budget: a cap on what a run, or a key in a period, may spend, reserved before a call and settled after it."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Literal, Protocol
 
 from loopguard import _events as events
@@ -13,14 +14,19 @@ from loopguard._call import Tool, ToolCall, new_id
 from loopguard._cells import NO_ALERT, Cell
 from loopguard._pipeline import LOCK, Effect, Sleep
 from loopguard._run import Run
+from loopguard.budgets._keeper import Keeper
+from loopguard.budgets._open import check_ledger, keeper_of
+from loopguard.budgets._period import PeriodCap
+from loopguard.budgets._windows import PERIODS, zone
+from loopguard.budgets.ledger import LARGEST, Ledger
 from loopguard.exceptions import BudgetExceeded, ConfigurationError, LoopGuardError, ToolCallRefused
-from loopguard.redaction import redact_error
+from loopguard.redaction import check_id, redact_error
 
 __all__ = ["Budget"]
 
 
 class Budget:
-    """A cap on USD, tokens, calls, or any unit of your own (``credits=100``), for each run.
+    """A cap on USD, tokens, calls, or any unit of your own (``credits=100``), for each run or for a period.
 
     What a call may cost at most is *reserved* before its body runs, in one atomic step over all
     budgets of the chain, and *settled* afterwards at what it did cost. So parallel calls can't
@@ -34,6 +40,19 @@ class Budget:
     - ``extend``: an approver that is asked to raise the cap by ``extend_by`` (USD or {unit: amount}) instead
       of refusing; calls in parallel share one question, and a no is final for the run.
 
+    With ``per="hour"``, ``"day"``, ``"month"`` or ``"total"`` all runs share the cap, in whatever process or on
+    whatever host they are, as far as they name the same ledger, name and key:
+
+    - ``key``: whose budget it is, a team, a user, a session: a text, or ``fn(run)`` that gives one.
+    - ``tz``: the time zone whose hours, days and months count. A call is settled in the window of its reservation.
+    - ``ledger``: ``sqlite:///spend.db`` for the processes of one host, a plugin's ``redis://…`` for many,
+      ``memory:`` for this process, or a `Ledger`; by default what LOOPGUARD_LEDGER says.
+    - ``lease``: the seconds after which the reservation of a crashed process is over; a living one renews it.
+      ``on_expiry``: what is done with it then, ``charge`` or ``release``. By default what a model call had reserved
+      is charged, since it may have been billed, and a tool's is released.
+    - ``on_ledger_error``: while the ledger can't be asked, ``refuse``, or ``allow_local``: each process may spend
+      ``local_allowance`` (USD or {unit: amount}) for each key and window on its own, and tells the ledger later.
+
     A NaN, infinite, negative or bool cap is a ConfigurationError.
     """
 
@@ -46,12 +65,19 @@ class Budget:
         model_calls: Any = None,
         tool_calls: Any = None,
         *,
-        per: Literal["run"] = "run",
+        per: Literal["run", "hour", "day", "month", "total"] = "run",
+        key: str | Callable[[Run], str] | None = None,
+        tz: str = "UTC",
+        ledger: str | Ledger | None = None,
         name: str | None = None,
         warn_at: float | None = 0.8,
         on_unknown_price: Literal["refuse", "allow"] = "refuse",
         extend: Callable[[Any], Any] | None = None,
         extend_by: Any = None,
+        lease: float = 60.0,
+        on_expiry: Literal["charge", "release"] | None = None,
+        on_ledger_error: Literal["refuse", "allow_local"] = "refuse",
+        local_allowance: Any = None,
         **units: Any,
     ) -> None:
         caps = {
@@ -66,8 +92,8 @@ class Budget:
         self.limits = {unit: amount(cap, f"Budget({unit}") for unit, cap in caps.items() if cap is not None}
         if "steps" in self.limits:
             raise ConfigurationError("Budget(steps=…): to cap tool calls use tool_calls=, or MaxSteps")
-        if per != "run":
-            raise ConfigurationError(f"Budget(per={per!r}): give 'run', each run has an allowance of its own")
+        if per != "run" and per not in PERIODS:
+            raise ConfigurationError(f"Budget(per={per!r}): give 'run', 'hour', 'day', 'month' or 'total'")
         if warn_at is not None and (
             isinstance(warn_at, bool) or not isinstance(warn_at, int | float) or not 0 < warn_at <= 1
         ):
@@ -87,15 +113,91 @@ class Budget:
             raise ConfigurationError(f"Budget(extend_by={extend_by!r}): name units that the budget caps, above 0")
         self.name = name
         self.warn_at = warn_at
+        self.per = per
+        self.key = key
+        self.tz = tz
+        self.ledger_name = name or "budget"
+        """How the accounts of its ledger call it."""
+        self.lease = lease
+        self.on_expiry = on_expiry
+        self.on_ledger_error = on_ledger_error
+        self.allowance: Mapping[str, int] = dict(amounts(local_allowance, "Budget(local_allowance"))
+        if per == "run":
+            self._check_run(ledger, local_allowance)
+        else:
+            self._check_period()
+            self._ledger = check_ledger(ledger, "Budget(ledger")
 
-    def caps(self, run: Run) -> Sequence[_Cap]:
+    def _check_run(self, ledger: Any, local_allowance: Any) -> None:
+        """What only a period has isn't silently without effect."""
+        given = {"key": self.key, "ledger": ledger, "on_expiry": self.on_expiry, "local_allowance": local_allowance}
+        named = [name for name, value in given.items() if value is not None]
+        defaults = {"tz": "UTC", "lease": 60.0, "on_ledger_error": "refuse"}
+        named += [name for name, default in defaults.items() if getattr(self, name) != default]
+        if named:
+            raise ConfigurationError(
+                f"Budget({named[0]}=…): that is for a period, give per='hour', 'day', 'month' or 'total', too"
+            )
+
+    def _check_period(self) -> None:
+        if isinstance(self.key, str):
+            check_id(self.key, "Budget(key")
+        elif self.key is not None and not callable(self.key):
+            raise ConfigurationError(f"Budget(key={self.key!r}): give a text, or a function of the run")
+        if self.extend is not None:
+            raise ConfigurationError("Budget(extend=…): that is for per='run'; the cap of a period is raised for all")
+        if isinstance(self.lease, bool) or not isinstance(self.lease, int | float) or not 0 < self.lease < 1e9:
+            raise ConfigurationError(f"Budget(lease={self.lease!r}): give seconds above 0")
+        if self.on_expiry not in ("charge", "release", None):
+            raise ConfigurationError(f"Budget(on_expiry={self.on_expiry!r}): give 'charge', 'release' or None")
+        if self.on_ledger_error not in ("refuse", "allow_local"):
+            raise ConfigurationError(
+                f"Budget(on_ledger_error={self.on_ledger_error!r}): give 'refuse' or 'allow_local'"
+            )
+        local = self.on_ledger_error == "allow_local"
+        if local != any(self.allowance.values()) or not set(self.allowance) <= set(self.limits):
+            raise ConfigurationError(
+                "Budget: on_ledger_error='allow_local' and local_allowance= go together: how much of the units that "
+                "the budget caps each process may spend on its own"
+            )
+        for unit, limit in self.limits.items():
+            if limit > LARGEST:
+                raise ConfigurationError(f"Budget({unit}=…): the cap of a period is at most 10**18")
+        self.zone = zone(self.tz)
+
+    @cached_property
+    def keeper(self) -> Keeper:
+        """Of a period: what deals with its ledger in this process."""
+        return keeper_of(self._ledger)
+
+    def _key_of(self, run: Run) -> str:
+        if not callable(self.key):
+            return self.key or ""
+        try:
+            key = self.key(run)
+        except Exception as exc:  # the user's function: without a key nobody knows whose money it is
+            raise ConfigurationError(f"Budget(key=…): the function failed: {redact_error(exc)}") from exc
+        return check_id(key, "what Budget(key=…) gave")
+
+    def caps(self, run: Run) -> Sequence[_Cap | PeriodCap]:
         """The caps of this budget on one run."""
+        if self.per == "run":
+            return self._run_caps(run)
+        if self in run.slots:
+            return run.slots[self]  # type: ignore[no-any-return]  # what is made below
+        key, keeper = self._key_of(run), self.keeper  # the user's function, and files: not under the lock
+        made = [PeriodCap(self, run, unit, limit, key, keeper) for unit, limit in self.limits.items()]
+        return run.slot(self, lambda: made)  # type: ignore[no-any-return]  # it was made above
+
+    def _run_caps(self, run: Run) -> Sequence[_Cap]:
         limits = {**self.limits, **{unit: run.raised[unit] for unit in self.limits if unit in run.raised}}
         return run.slot(self, lambda: [_cap(self, run, unit, limit) for unit, limit in limits.items()])  # type: ignore[no-any-return]  # what the lambda makes
 
     def bind(self, run: Run, tool: Tool) -> _Bound | None:
         """See `Limit`."""
-        caps = self.caps(run)
+        if self.per != "run":
+            return None  # it is asked after the admission, see `ToolBooks`
+        caps = self._run_caps(run)
         if not caps:
             return None
         bound: _Bound
@@ -113,7 +215,8 @@ class Budget:
         return bound
 
     def __repr__(self) -> str:
-        return f"Budget({', '.join(f'{unit}={decimal(limit):f}' for unit, limit in self.limits.items())})"
+        per = "" if self.per == "run" else f", per={self.per!r}"
+        return f"Budget({', '.join(f'{unit}={decimal(limit):f}' for unit, limit in self.limits.items())}{per})"
 
 
 _ADVICE = "It was not run: make a cheaper call, or answer with what you have."
@@ -137,6 +240,7 @@ class _Cap:
     """A cap on one cell of one run."""
 
     partial = False
+    external = False
 
     def __init__(self, budget: Budget, run: Run, unit: str, limit: int, cell: Cell) -> None:
         self.budget = budget
@@ -153,6 +257,9 @@ class _Cap:
 
     def used(self) -> int:
         return self.cell.spent + self.cell.reserved
+
+    def spent(self) -> int:
+        return self.cell.spent
 
     def warn(self) -> None:
         """See `Watcher`."""

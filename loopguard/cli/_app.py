@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint, entry_points
+from importlib import import_module
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from loopguard._plugins import COMMANDS, available, load_plugin
 from loopguard.cli._output import complain
 from loopguard.exceptions import ConfigurationError, LoopGuardError, LoopStopped
 from loopguard.redaction import display
 
-__all__ = ["GROUP", "run"]
+__all__ = ["run"]
 
-GROUP = "loopguard.commands"
-"""The entry points of plugins: each a typer.Typer, or a function that typer can read."""
-COMMANDS = {
-    place.partition(":")[2].replace("_", "-"): f"loopguard.cli.{place}"
+OURS = {
+    place.partition(":")[2].replace("_", "-"): place
     for place in (
         "_demo:demo",
         "_runs:runs",
@@ -37,28 +36,30 @@ COMMANDS = {
         "_policy:what_if",
     )
 }
-"""Our own, in the order in which they are listed: entry points as well, for only what is asked for is to be loaded."""
+"""Our own, in the order in which they are listed; only what is asked for is loaded."""
 
 
 class _Commands(TyperGroup):
     """Subcommands that are loaded when they are asked for."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return [*COMMANDS, *sorted(found.name for found in entry_points(group=GROUP))]
+        return [*OURS, *available(COMMANDS)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name in COMMANDS:
-            return _loaded(EntryPoint(cmd_name, COMMANDS[cmd_name], GROUP))
-        return next((_loaded(found) for found in entry_points(group=GROUP) if found.name == cmd_name), None)
+        if cmd_name in OURS:
+            module, _, function = OURS[cmd_name].partition(":")
+            return _command(cmd_name, getattr(import_module(f"loopguard.cli.{module}"), function))
+        if cmd_name not in available(COMMANDS):
+            return None
+        try:
+            return _command(cmd_name, load_plugin(COMMANDS, cmd_name, f"the command {cmd_name}"))
+        except ConfigurationError as exc:  # a plugin that is broken says so, and breaks nothing else
+            return _command(cmd_name, _broken(cmd_name, exc))
 
 
-def _loaded(found: EntryPoint) -> Any:
-    try:
-        made = found.load()
-        command = get_command(made if isinstance(made, typer.Typer) else _alone(found.name, made))
-    except Exception as exc:  # a plugin that is broken says so, and breaks nothing else
-        command = get_command(_broken(found, f"{type(exc).__name__}: {exc}"))
-    command.name = found.name
+def _command(name: str, made: Any) -> Any:
+    command = get_command(made if isinstance(made, typer.Typer) else _alone(name, made))
+    command.name = name
     return command
 
 
@@ -68,11 +69,11 @@ def _alone(name: str, function: Any, help: str | None = None) -> typer.Typer:
     return app
 
 
-def _broken(found: EntryPoint, why: str) -> typer.Typer:
+def _broken(name: str, why: Exception) -> typer.Typer:
     def fail() -> None:
-        raise ConfigurationError(f"the command {found.name} ({found.value}) can't be loaded: {why}")
+        raise why
 
-    return _alone(found.name, fail, f"Can't be loaded: {display(why, 200)}")
+    return _alone(name, fail, f"Can't be loaded: {display(str(why), 200)}")
 
 
 app = typer.Typer(cls=_Commands, add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)

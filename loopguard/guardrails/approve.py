@@ -146,6 +146,7 @@ def _swap(call: ToolCall, arguments: Mapping[str, Any]) -> ToolCall:
     new = call.replace(arguments=arguments)
     new.step, new.amounts, new.tokens = call.step, call.amounts, call.tokens
     new.loose, new.marks, new.repeats = call.loose, call.marks, call.repeats
+    new.held = call.held
     if call.line is not None:
         call.line.append(new)
     call.settled = True
@@ -160,6 +161,7 @@ def _edited(call: ToolCall, answer: Approval) -> Generator[Effect, Any, ToolCall
     except TypeError as exc:
         raise _refuse(call, "approval_error", f"{call.name} was edited to arguments that don't fit: {exc}") from exc
     refusal = call.plan.readmit(call, new)
+    new.held = call.held
     if call.line is not None:
         call.line.append(new)
     CURRENT.set(new)
@@ -167,6 +169,12 @@ def _edited(call: ToolCall, answer: Approval) -> Generator[Effect, Any, ToolCall
         yield from refusal.cure(new)
         refusal = call.plan.admit(new)
         new.settled = refusal is not None
+    books = call.plan.books
+    if refusal is None and books is not None:
+        yield from books.close(new)  # what was held for the old arguments
+        refusal = yield from books.admit(new)
+        if refusal is not None:
+            call.plan.undo(new)
     if refusal is not None:
         raise call.plan.refuse(new, refusal)
     return new

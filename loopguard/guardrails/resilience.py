@@ -85,6 +85,8 @@ class Retry:
                 else:
                     error = None
                     return result
+                if plan.books is not None:  # what it didn't spend is nobody's while we wait
+                    yield from plan.books.close(call)
                 yield Sleep(self.seconds(failures))
                 again, refusal = yield from _admit_again(call)
                 if refusal is not None:
@@ -103,11 +105,16 @@ def _is_failure(error: BaseException | None) -> bool:
 
 
 def _admit_again(call: ToolCall) -> Generator[Effect, Any, tuple[ToolCall, ToolCallRefused | None]]:
+    plan, books = call.plan, call.plan.books
     while True:
-        again, refusal = call.plan.again(call)
+        again, refusal = plan.again(call)
         if refusal is None or refusal.cure is None:
             if call.line is not None:
                 call.line.append(again)
+            if refusal is None and books is not None:
+                refusal = yield from books.admit(again)
+                if refusal is not None:
+                    plan.undo(again)
             return again, refusal
         yield from refusal.cure(call)
 

@@ -53,6 +53,7 @@ class _Cap:
 
     unit = "steps"
     partial = False
+    external = False
 
     def __init__(self, guardrail: MaxSteps, run: Run) -> None:
         self.guardrail = guardrail

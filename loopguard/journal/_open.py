@@ -6,6 +6,7 @@ import os
 from typing import Any, NamedTuple
 
 from loopguard._config import settings
+from loopguard._plugins import STORES, check_plugin, load_plugin
 from loopguard._run import Run
 from loopguard.exceptions import ConfigurationError
 from loopguard.journal._fold import Story
@@ -29,6 +30,10 @@ def check_store(store: Any, what: str) -> Any:
     if isinstance(store, str):
         if store == "sqlite://" or (store.startswith("sqlite:///") and len(store) > len("sqlite:///")):
             return store
+        scheme, mark, _ = store.partition("://")
+        if mark and scheme != "sqlite":
+            check_plugin(STORES, scheme, f"{what}={scheme}://…")
+            return store
         shown = safe_url(store)
     else:
         if callable(getattr(store, "append", None)) and callable(getattr(store, "acquire", None)):
@@ -49,6 +54,9 @@ def writer_of(store: Any, durability: str = "normal") -> Writer:
     """This process's writer of a store."""
     if not isinstance(store, str):
         return writer_for(("object", str(id(store))), lambda: store)
+    scheme = store.partition("://")[0]
+    if scheme != "sqlite":
+        return writer_for((store, durability), lambda: load_plugin(STORES, scheme, f"the store {scheme}://…")(store))
     path = store.removeprefix("sqlite:///")
     path = ":memory:" if store == "sqlite://" or path == ":memory:" else os.path.abspath(path)
 

@@ -7,18 +7,14 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
+from loopguard._sqlite import explain, open_database, transaction
 from loopguard.exceptions import JournalError, RunConflict, RunNotFound
 from loopguard.journal._holders import is_gone, said
 from loopguard.journal._protocol import LEASE, STOP, Lease, Row, RunInfo
 from loopguard.journal._states import Delta
 
 __all__ = ["SQLiteJournal"]
-
-BUSY = 10.0
-"""Seconds to wait for other processes that write."""
 
 MIGRATIONS = (
     """
@@ -56,20 +52,15 @@ class SQLiteJournal:
         self.path = path
         self._clock = clock
         with self._explained():
-            if path != ":memory:" and not os.path.exists(path):
-                os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # WAL and shared memory get the same mode
-            # one thread at a time, but not always the same one: the caller has the lock
-            self._db = sqlite3.connect(path, timeout=BUSY, isolation_level=None, check_same_thread=False)
+            self._db = open_database(path, durability)
             try:
-                self._prepare(durability)
+                self._prepare()
             except BaseException:
                 self._db.close()
                 raise
 
-    def _prepare(self, durability: str) -> None:
+    def _prepare(self) -> None:
         db = self._db
-        self._switch_to_wal()
-        db.execute(f"PRAGMA synchronous = {'FULL' if durability == 'full' else 'NORMAL'}")
         version = self._version()
         if version > len(MIGRATIONS):
             raise JournalError(
@@ -77,23 +68,11 @@ class SQLiteJournal:
                 f"upgrade loopguard, or name another store"
             )
         if version < len(MIGRATIONS):
-            with self._transaction():
+            with transaction(self._db):
                 for number in range(self._version(), len(MIGRATIONS)):  # another process may have been faster
                     for statement in filter(str.strip, MIGRATIONS[number].split(";")):
                         db.execute(statement)
                     db.execute(f"PRAGMA user_version = {number + 1}")
-
-    def _switch_to_wal(self) -> None:
-        """SQLite doesn't wait here by itself where other processes are making the same file right now."""
-        deadline = time.monotonic() + BUSY
-        while True:
-            try:
-                self._db.execute("PRAGMA journal_mode = WAL")
-                return
-            except sqlite3.OperationalError as exc:
-                if "locked" not in str(exc) or time.monotonic() > deadline:
-                    raise
-                time.sleep(0.005)
 
     def _version(self) -> int:
         return int(self._db.execute("PRAGMA user_version").fetchone()[0])
@@ -104,24 +83,13 @@ class SQLiteJournal:
         try:
             yield
         except (sqlite3.Error, OSError) as exc:
-            raise JournalError(f"{self.path}: {_explain(exc)} ({exc})") from exc
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._db.execute("COMMIT")
-        except BaseException:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-            raise
+            raise JournalError(f"{self.path}: {explain(exc)} ({exc})") from exc
 
     # -- leases ----------------------------------------------------------------------------------
 
     def acquire(self, run_id: str, name: str, holder: str, *, create: bool) -> Lease:
         """See `Journal`."""
-        with self._explained(), self._transaction():
+        with self._explained(), transaction(self._db):
             db, now = self._db, self._clock()
             found = db.execute("SELECT holder, fence, expires, salt FROM runs WHERE run_id = ?", (run_id,)).fetchone()
             if found is None:
@@ -148,7 +116,7 @@ class SQLiteJournal:
 
     def renew(self, leases: Iterable[Lease]) -> None:
         """See `Journal`."""
-        with self._explained(), self._transaction():
+        with self._explained(), transaction(self._db):
             now = self._clock()
             for lease in leases:
                 done = self._db.execute(
@@ -159,7 +127,7 @@ class SQLiteJournal:
 
     def release(self, lease: Lease, status: str) -> None:
         """See `Journal`."""
-        with self._explained(), self._transaction():
+        with self._explained(), transaction(self._db):
             done = self._db.execute(
                 "UPDATE runs SET holder = NULL, expires = 0, status = ?, updated_at = ? "
                 "WHERE run_id = ? AND fence = ? AND salt = ?",
@@ -177,7 +145,7 @@ class SQLiteJournal:
                 done = self._insert(*batch[0])
                 lost = [] if done else [batch[0]]
             else:
-                with self._transaction():
+                with transaction(self._db):
                     lost = [(lease, row) for lease, row in batch if not self._insert(lease, row)]
             for lease, row in lost:
                 # either it is there already (we were interrupted after the commit), or somebody else drives the run
@@ -197,7 +165,7 @@ class SQLiteJournal:
 
     def delete(self, run_id: str) -> None:
         """See `Journal`."""
-        with self._explained(), self._transaction():
+        with self._explained(), transaction(self._db):
             self._db.execute("DELETE FROM events WHERE run_id = ?", (run_id,))
             self._db.execute("DELETE FROM mail WHERE run_id = ?", (run_id,))
             self._db.execute("DELETE FROM runs WHERE run_id = ?", (run_id,))
@@ -206,7 +174,7 @@ class SQLiteJournal:
 
     def post(self, run_id: str, name: str, body: bytes, instead_of: bytes | None = None) -> bytes:
         """See `Journal`."""
-        with self._explained(), self._transaction():
+        with self._explained(), transaction(self._db):
             db = self._db
             if db.execute("SELECT 1 FROM runs WHERE run_id = ?", (run_id,)).fetchone() is None:
                 raise RunNotFound(f"{self.path} has no run {run_id!r}")
@@ -282,24 +250,3 @@ def _row(
 ) -> Row:
     state = None if middle is None else Delta(base, head, tail, middle)
     return Row(seq, header, payload, salt, payload_hash, digest, state)
-
-
-def _explain(exc: Exception) -> str:
-    text = str(exc).lower()
-    if "disk is full" in text or getattr(exc, "errno", None) == 28:
-        return "the disk is full. Make room and go on: what wasn't written is kept in memory, and written first"
-    if "readonly" in text or "read-only" in text or isinstance(exc, PermissionError):
-        return "the file or its folder is read-only. Make both writable for this user, or name another store"
-    if "not a database" in text or "malformed" in text:
-        return (
-            "the file is damaged, or no SQLite file. Move it away, restore a backup, or save what is left with .recover"
-        )
-    if "locked" in text or "busy" in text:
-        return f"other processes have kept it locked for {BUSY:g} s. Look for one that hangs in a transaction"
-    if "unable to open" in text or isinstance(exc, FileNotFoundError):
-        return f"it can't be opened. Does the folder {Path(_folder(exc)).name or 'of the file'} exist?"
-    return "SQLite failed"
-
-
-def _folder(exc: Any) -> str:
-    return os.path.dirname(getattr(exc, "filename", None) or "")

@@ -18,9 +18,11 @@ from loopguard._amounts import SCALE, decimal, decimals, plain
 from loopguard._call import new_id, structural_copy
 from loopguard._config import settings
 from loopguard._halting import check_halted, end_row, note_refusal
-from loopguard._pipeline import LOCK, Effect
+from loopguard._pipeline import LOCK, Effect, Steps
 from loopguard._run import Run
 from loopguard._usage import Usage
+from loopguard.budgets._books import Books, Reservation
+from loopguard.budgets._period import PeriodCap
 from loopguard.budgets.budget import Budget
 from loopguard.exceptions import BudgetExceeded, ToolCallRefused
 from loopguard.metering._estimates import Survey, listed
@@ -48,7 +50,10 @@ _BOOKED = (
 
 
 class ModelCall:
-    """An attempt to send a request: `reserve`, `admit`, then `received`, `released` or `lost`: the first one counts."""
+    """An attempt to send a request: `reserve`, `admit`, then `received`, `released` or `lost`: the first one counts.
+
+    Where budgets are in ledgers: `hold` after `admit`, and `close` or `drop` at the end.
+    """
 
     def __init__(self, run: Run, model: str, prices: PriceSource) -> None:
         self.run = run
@@ -61,6 +66,9 @@ class ModelCall:
         self._tariffs: list[Tariff | None] = []
         self._worst = Usage()
         self._open = True
+        self._books: Books | None = None
+        self._held: Reservation | None = None
+        self._charged: Mapping[str, int] = {}
         self._id: str | None = None
         self.provider = names.ANTHROPIC
         self.place: dict[str, Any] = {}
@@ -129,11 +137,18 @@ class ModelCall:
         return answer
 
     def admitted(self) -> Generator[Effect, Any, None]:
-        """Wait until it is admitted; raise the refusal if it isn't."""
+        """Wait until it is admitted, by ledgers, too, and begin it; raise the refusal if it isn't."""
         while (refusal := self.admit()) is not None:
             if refusal.cure is None:
                 raise self.refuse(refusal)
             yield from refusal.cure(self)
+        refusal = yield from self._hold()
+        if refusal is not None:
+            raise self.refuse(refusal)
+        root = self.run.chain[0]
+        if root.restless and root.last_refusal is root.last_model_refusal:
+            end_row(self.run.chain)
+        self.span = self._start_span()
 
     def announced(self, colour: str) -> Generator[Effect, Any, None]:
         """Have it stand in the journal that the request is about to be sent."""
@@ -164,11 +179,36 @@ class ModelCall:
             self._tell_refused(one, observed=True)
         if refusal is not None:
             return refusal
-        root = chain[0]
-        if root.restless and root.last_refusal is root.last_model_refusal:
-            end_row(chain)
-        self.span = self._start_span()
         return None
+
+    def _hold(self) -> Generator[Effect, Any, ToolCallRefused | None]:
+        """Reserve an admitted call in the ledgers of its budgets; what one refuses is undone here, too."""
+        external = [(cap, enforced) for enforced, _, cap in self._caps() if isinstance(cap, PeriodCap)]
+        if not external:
+            return None
+        observed: list[BudgetExceeded] = []
+        self._books = Books(external)
+        made: Reservation | BudgetExceeded | None = None
+        try:
+            made = yield from self._books.reserve(self, self.reserved, "charge", observed, self._advice)
+        finally:
+            if not isinstance(made, Reservation):
+                self._undo()
+        for one in observed:
+            self._tell_refused(one, observed=True)
+        if isinstance(made, BudgetExceeded):
+            return made
+        self._held = made
+        return None
+
+    def _undo(self) -> None:
+        """It is not sent: what `admit` took goes back."""
+        with LOCK:
+            self._open = False
+            for run in self.run.chain:
+                run.turn -= 1
+                for unit, exact in self.reserved.items():
+                    run.cell(unit).reserved -= exact
 
     def _caps(self) -> Iterator[tuple[bool, Budget, Any]]:
         """(whether it is enforced, budget, cap), outermost run first."""
@@ -186,6 +226,8 @@ class ModelCall:
             if cap.unit == "usd" and self.unpriced:
                 if budget.on_unknown_price == "refuse":
                     refusal = self._unknown_price(cap)
+            elif cap.external:
+                continue  # its ledger is asked after all of these, see `hold`
             elif exact and cap.used() + exact > cap.limit:
                 refusal = cap.refusal(self, exact, self._advice(cap))
             elif not exact and cap.unit in _BOOKED and cap.used() >= cap.limit:
@@ -316,10 +358,13 @@ class ModelCall:
             if not self._open:
                 return
             self._open = False
+            self._charged = charged
             book(chain, self.reserved, charged)
             if usd is None:
                 for run in chain:
                     run.unknown_cost = True
+        if self._books is None:  # results of a batch: nothing was reserved for them
+            self.run.charge_ledgers(charged)
         if chain[0].alerts:
             ring(chain[0])
         cost = None if usd is None else decimal(usd)
@@ -345,6 +390,26 @@ class ModelCall:
                 spans.end_ok(self.span, attributes=attributes)
             else:
                 spans.end_failed(self.span, error, attributes=attributes)
+
+    @property
+    def open(self) -> bool:
+        """Whether it is not settled yet."""
+        return self._open
+
+    @property
+    def held(self) -> bool:
+        """Whether ledgers have to hear of its end."""
+        return self._held is not None
+
+    def close(self) -> Steps:
+        """Settle the ledgers, too, once the call is settled."""
+        if self._books is not None and self._held is not None:
+            yield from self._books.settle(self._held, self._charged)
+
+    def drop(self) -> None:
+        """The same where nothing can be waited for: it is done soon."""
+        if self._books is not None and self._held is not None and not self._open:
+            self._books.post(self._held, self._charged)
 
     def _start_span(self) -> Span:
         """A chat span, unless somebody else draws one: two would double the tokens of a trace."""

@@ -89,6 +89,10 @@ class Meter(Middleware):
             response = yield Ask(send, request)
         except BaseException as exc:
             (call.lost if _sent(exc) else call.released)(exc)
+            if isinstance(exc, Exception):
+                yield from call.close()
+            else:
+                call.drop()
             raise
         finally:
             detach(token)
@@ -97,11 +101,14 @@ class Meter(Middleware):
             call.released()
         else:
             reader = reader_for(http.headers.get("content-type", ""))
+            end = _End(call, recorder)
             if recorder is None:
-                _watch(http, reader, call.received)
+                _watch(http, reader, call.received, end)
             else:
                 tape = _Tape(reader)
-                _watch(http, tape, functools.partial(_received, call, http, tape), recorder)
+                _watch(http, tape, functools.partial(_received, call, http, tape), end)
+        if not call.open:
+            yield from call.close()
         if recorder is not None:
             yield recorder.commit(colour)
         return response
@@ -143,7 +150,7 @@ class Meter(Middleware):
         response = yield Ask(send, request)
         http = getattr(response, "http_response", None)
         if http is not None and http.is_success:
-            _watch(http, BatchReader(charge), lambda bill, error: None)
+            _watch(http, BatchReader(charge), lambda bill, error: None, None)
         return response
 
 
@@ -205,6 +212,31 @@ class _Tape(Reader):
         return b"".join(self._chunks).decode()
 
 
+class _End:
+    """What waits for the end of a body: the journal's commit, and the ledgers of the budgets."""
+
+    def __init__(self, call: ModelCall, recorder: Any) -> None:
+        self._call = call
+        self._recorder = recorder
+        self.waits = call.held or recorder is not None
+
+    def drop(self) -> None:
+        """The body was left: the ledgers hear of it soon."""
+        self._call.drop()
+
+    def wait(self) -> None:
+        """Until both know of it."""
+        drive_sync(self._call.close())
+        if self._recorder is not None:
+            self._recorder.settled()
+
+    async def wait_async(self) -> None:
+        """The same without holding up the event loop."""
+        await drive_async(self._call.close())
+        if self._recorder is not None:
+            await self._recorder.settled_async()
+
+
 def _received(call: ModelCall, http: httpx2.Response, tape: _Tape, bill: Bill, error: BaseException | None) -> None:
     """Settle the call; what came whole is recorded, and can be given again."""
     if error is None and not bill.partial and not bill.failed:
@@ -218,7 +250,7 @@ def _watch(
     http: httpx2.Response,
     reader: Reader,
     settle: Callable[[Bill, BaseException | None], None],
-    recorder: Any = None,
+    end: _End | None,
 ) -> None:
     """Have the body read along, now if it is here, else while the caller reads it."""
     try:
@@ -230,7 +262,7 @@ def _watch(
             source = httpx2.Response(http.status_code, headers=http.headers, stream=source, request=http.request)
             del http.headers["content-encoding"]
         watched = _AsyncBody if isinstance(http.stream, httpx2.AsyncByteStream) else _SyncBody
-        http.stream = watched(source, reader, settle, recorder)
+        http.stream = watched(source, reader, settle, end)
     else:
         reader.feed(content)
         settle(reader.bill(), None)
@@ -244,9 +276,9 @@ class _Body:
         source: Any,
         reader: Reader,
         settle: Callable[[Bill, BaseException | None], None],
-        recorder: Any,
+        end: _End | None,
     ) -> None:
-        self._recorder = recorder
+        self._last = end if end is not None and end.waits else None
         self._source = source
         self._reader = reader
         self._settle = settle
@@ -261,13 +293,15 @@ class _Body:
         if self._open:
             self._reader.feed(chunk)
             if self._reader.done:
-                self._end()
+                self._end(waited=True)
 
-    def _end(self, error: BaseException | None = None) -> None:
+    def _end(self, error: BaseException | None = None, *, waited: bool = False) -> None:
         if self._open:
             self._open = False
             left = isinstance(error, GeneratorExit)  # the caller has read enough
             self._settle(self._reader.bill(), None if left else error)
+            if self._last is not None and not waited:
+                self._last.drop()
 
     def __del__(self) -> None:
         if not sys.is_finalizing():
@@ -279,8 +313,8 @@ class _SyncBody(_Body, httpx2.SyncByteStream):
         try:
             for chunk in self._source.iter_bytes() if isinstance(self._source, httpx2.Response) else self._source:
                 self._feed(chunk)
-                if self._recorder is not None and not self._open:
-                    self._recorder.settled()  # committed before its end is handed on
+                if self._last is not None and not self._open:
+                    self._last.wait()  # committed before its end is handed on
                 yield chunk
         except BaseException as exc:
             self._end(exc)
@@ -299,8 +333,8 @@ class _AsyncBody(_Body, httpx2.AsyncByteStream):
         try:
             async for chunk in chunks:
                 self._feed(chunk)
-                if self._recorder is not None and not self._open:
-                    await self._recorder.settled_async()  # committed before its end is handed on
+                if self._last is not None and not self._open:
+                    await self._last.wait_async()  # committed before its end is handed on
                 yield chunk
         except BaseException as exc:
             self._end(exc)

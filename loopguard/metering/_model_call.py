@@ -126,6 +126,10 @@ class MeteredCall:
         except BaseException as exc:
             detach(self._span)
             call.released(exc)
+            if isinstance(exc, Exception):
+                yield from call.close()
+            else:
+                call.drop()
             raise
 
     def _exit(self, error: BaseException | None, colour: str) -> Steps:
@@ -134,6 +138,10 @@ class MeteredCall:
             return
         detach(self._span)
         call.lost(error)  # unless it has been settled
+        if error is None or isinstance(error, Exception):
+            yield from call.close()
+        else:  # nothing may be waited for
+            call.drop()
         if error is None and call.run.recorder is not None:
             yield call.run.recorder.commit(colour)
 

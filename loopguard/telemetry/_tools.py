@@ -128,7 +128,7 @@ class ToolSpans:
                             names.BUDGET_NAME: cap.budget.name or cap.unit,
                             names.BUDGET_UNIT: cap.unit,
                             names.BUDGET_LIMIT: float(decimal(cap.limit)),
-                            names.BUDGET_SPENT: float(decimal(cap.cell.spent)),
+                            names.BUDGET_SPENT: float(decimal(cap.spent())),
                             names.BUDGET_REMAINING: float(decimal(max(0, cap.limit - cap.used()))),
                         }
         return {}

@@ -12,6 +12,7 @@ from loopguard.testing.server import Exchange, MessagesServer, Request
 
 if TYPE_CHECKING:
     from loopguard.testing.journals import JournalContract
+    from loopguard.testing.ledgers import LedgerContract
 
 __all__ = [
     "Capture",
@@ -20,6 +21,7 @@ __all__ = [
     "Desk",
     "Exchange",
     "JournalContract",
+    "LedgerContract",
     "MessagesServer",
     "Reply",
     "Request",
@@ -30,9 +32,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """`JournalContract` needs pytest and hypothesis: it is loaded when it is first asked for."""
+    """The contracts need pytest and hypothesis: they are loaded when they are first asked for."""
     if name == "JournalContract":
         from loopguard.testing.journals import JournalContract
 
         return JournalContract
+    if name == "LedgerContract":
+        from loopguard.testing.ledgers import LedgerContract
+
+        return LedgerContract
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from loopguard.cli._app import COMMANDS
+from loopguard.cli._app import OURS
 from tests.cli.agents import fetches
 from tests.cli.conftest import Command, process
+from tests.conftest import Install
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,7 +48,7 @@ def test_the_library_does_not_load_the_command() -> None:
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", OURS)
 def test_every_subcommand_has_help_and_json(command: Command, name: str) -> None:
     """Each says what it does, and can print JSON."""
     done = command(name, "--help")
@@ -58,7 +59,7 @@ def test_every_subcommand_has_help_and_json(command: Command, name: str) -> None
 def test_the_help_lists_every_subcommand(command: Command) -> None:
     """In the order of the table."""
     out = command("--help").out
-    places = [out.index(f"│ {name} ") for name in COMMANDS]
+    places = [out.index(f"│ {name} ") for name in OURS]
     assert places == sorted(places)
 
 
@@ -116,23 +117,7 @@ def test_what_is_not_there_exits_with_1(command: Command, store: str, arguments:
     assert "nope" in done.err
 
 
-def plugin(folder: Path, source: str) -> None:
-    """Install a distribution with one command."""
-    (folder / "teapot.py").write_text(source, encoding="utf-8")
-    info = folder / "teapot-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: teapot\nVersion: 1.0\n", encoding="utf-8")
-    (info / "entry_points.txt").write_text("[loopguard.commands]\ntea = teapot:tea\n", encoding="utf-8")
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where plugins are installed."""
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "teapot", raising=False)
-    return tmp_path
-
-
+TEA = "[loopguard.commands]\ntea = teapot:tea"
 FUNCTION = """
 def tea(sugar: int = 0):
     '''Brew.'''
@@ -151,19 +136,19 @@ def drink(): print("ah")
 @pytest.mark.parametrize(
     ("source", "arguments"), [(FUNCTION, ["tea"]), (APP, ["tea", "brew"])], ids=["function", "app"]
 )
-def test_a_plugin_adds_a_subcommand(command: Command, folder: Path, source: str, arguments: list[str]) -> None:
+def test_a_plugin_adds_a_subcommand(command: Command, install: Install, source: str, arguments: list[str]) -> None:
     """A function, or a typer.Typer, at the entry point."""
-    plugin(folder, source)
+    install("teapot", TEA, source)
     assert "tea" in command("--help").out
     assert command(*arguments, "--sugar", "2")[:2] == (0, "tea with 2\n")
 
 
-def test_a_broken_plugin_breaks_nothing_else(command: Command, folder: Path, store: str) -> None:
+def test_a_broken_plugin_breaks_nothing_else(command: Command, install: Install, store: str) -> None:
     """It is listed with what is wrong with it; the others work."""
-    plugin(folder, "raise ImportError('no kettle')")
+    install("teapot", TEA, "raise ImportError('no kettle')")
     fetches.run(0, run_id="r1")
     assert "no kettle" in command("--help").out
     assert command("runs").code == 0
     done = command("tea")
     assert done.code == 2
-    assert "the command tea (teapot:tea) can't be loaded: ImportError: no kettle" in done.err
+    assert "the plugin 'tea' of teapot can't be loaded: ImportError: no kettle" in done.err

@@ -21,6 +21,7 @@ from loopguard import (
     LoopResult,
     LoopStopped,
     MaxSteps,
+    Run,
     StopReason,
     Usage,
     ask_in_terminal,
@@ -38,8 +39,9 @@ from loopguard import (
     tool,
     what_if,
 )
+from loopguard.budgets import MemoryLedger, SqliteLedger, Standing, spend
 from loopguard.metering import MeteredCall, model_call
-from loopguard.typing import Codec
+from loopguard.typing import Codec, Ledger, ListedLedger
 
 
 @dataclass
@@ -55,6 +57,30 @@ guard = Guard(
     ApproveTool(ask_in_terminal, only="issue_*"),
     Budget(usd=2.00, tokens=200_000),
 )
+
+
+# --- budgets of a period and their ledgers -------------------------------------------------------
+
+
+def whose(run: Run) -> str:
+    """A key."""
+    return run.name
+
+
+Budget(
+    usd=5,
+    per="day",
+    key=whose,
+    tz="Europe/Berlin",
+    ledger="sqlite:///spend.db",
+    on_ledger_error="allow_local",
+    local_allowance={"usd": 0.5},
+)
+Budget(credits=5, per="month", key="team-a", ledger=MemoryLedger(), lease=10, on_expiry="charge")
+Budget(usd=5, per="week")  # type: ignore[arg-type]  # there is no such period
+ledgers: list[Ledger] = [MemoryLedger(), SqliteLedger("spend.db")]
+listed: list[ListedLedger] = [MemoryLedger(), SqliteLedger("spend.db")]
+assert_type(spend(key="team-a"), list[Standing])
 
 
 # --- @tool keeps the signature -------------------------------------------------------------------
