@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from loopguard._amounts import decimals
+from loopguard import budgets
+from loopguard._amounts import amount, decimals, plain
 from loopguard.cli import _words as words
 from loopguard.cli._options import Json, Store, opened, seconds
 from loopguard.cli._output import columns, emit, moment, say
 from loopguard.exceptions import ConfigurationError
 from loopguard.journal import OpenJournal, RunInfo
+from loopguard.redaction import display
 
 __all__ = ["export", "purge", "spend", "verify"]
 
@@ -25,10 +28,17 @@ def spend(
     run: Some = None,
     by: Annotated[Literal["tool", "loop", "run", "day"], typer.Option(help="tool: by tool and model.")] = "tool",
     since: Annotated[str | None, typer.Option(help="Only runs that began within this time, such as 7d.")] = None,
+    key: Annotated[str | None, typer.Option(help="What budgets of this key have spent, as their ledger says.")] = None,
+    ledger: Annotated[
+        str | None, typer.Option(help="The ledger of budgets with per=: a URL; by default LOOPGUARD_LEDGER.")
+    ] = None,
     store: Store = None,
     json: Json = False,
 ) -> None:
-    """Add up what runs have spent."""
+    """Add up what runs have spent; with --key or --ledger, what budgets of many runs have."""
+    if key is not None or ledger is not None:
+        _standings(budgets.spend(ledger, key=key), json)
+        return
     book = opened(store)
     began = 0.0 if since is None else time.time() - seconds(since, "--since")
     total: dict[str, int] = {}
@@ -48,6 +58,26 @@ def spend(
     rows = [(words.text(name, 200), words.amounts(decimals(spent))) for name, spent in dearest]
     rows.append(("total", words.amounts(decimals(total))))
     columns([(by.upper(), "SPENT"), *((name, ", ".join(spent) or "nothing") for name, spent in rows)])
+
+
+def _standings(found: list[budgets.Standing], json: bool) -> None:
+    """What stands in a ledger: a row for each budget, key, window and unit."""
+    if json:
+        emit([asdict(standing) for standing in found])
+        return
+    rows = [
+        (
+            words.text(standing.budget, 200),
+            words.text(standing.key, 200),
+            words.text(standing.window, 200),
+            *(
+                display(plain(amount(each, standing.unit), standing.unit))
+                for each in (standing.spent, standing.reserved, standing.overdraft)
+            ),
+        )
+        for standing in found
+    ]
+    columns([("BUDGET", "KEY", "WINDOW", "SPENT", "RESERVED", "OVERDRAFT"), *rows])
 
 
 def _groups(book: OpenJournal, info: RunInfo, by: str) -> Iterator[tuple[str, dict[str, int]]]:

@@ -942,6 +942,26 @@ def test_a_forked_child_has_nothing_of_its_parents(tmp_path: Path) -> None:
     assert balance == Balance(14 * USD // 10, 0, 0)
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_forked_child_does_not_settle_for_its_parent(tmp_path: Path) -> None:
+    """It comes to the end of the same call, and leaves the reservation alone."""
+    ledger = SqliteLedger(str(tmp_path / "s.db"))
+
+    @tool(cost=0.5)
+    def forks() -> int:
+        child = os.fork()
+        if child != 0:
+            os.waitpid(child, 0)
+            charge(0.4)
+        return child
+
+    with Guard(daily(ledger)).scope("a"):
+        if forks() == 0:
+            os._exit(0)
+    ((_, _, balance),) = ledger.accounts()
+    assert balance == Balance(4 * USD // 10, 0, 0)
+
+
 def test_a_reservation_is_not_made_after_its_caller_gave_up(tmp_path: Path) -> None:
     """Cancelled while a blocking ledger is asked: whatever comes first, nothing stays held."""
     asked, go = threading.Event(), threading.Event()

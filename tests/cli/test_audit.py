@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from loopguard import charge, journal, loop
+from loopguard import Budget, Guard, charge, journal, loop, tool
 from tests.cli.agents import fetch, fetches, refunds, spends
 from tests.cli.conftest import Command
 
@@ -28,6 +28,33 @@ def three(store: str) -> str:
 
     pays.run(0, run_id="r3")
     return store
+
+
+def test_what_a_budget_of_many_runs_has_spent_is_told_by_its_ledger(command: Command, tmp_path: Path) -> None:
+    """A row for each budget, key and window; --key picks one, and a ledger that isn't there is an error."""
+    ledger = f"sqlite:///{tmp_path / 'spend.db'}"
+
+    @tool(cost=0.25, guard=Guard(Budget(usd=1, per="total", key="team-a", ledger=ledger, name="tries")))
+    def ask(n: int) -> int:
+        return n
+
+    @tool(cost={"pages": 4}, guard=Guard(Budget(pages=9, per="total", key="team-b", ledger=ledger)))
+    def print_out(n: int) -> int:
+        return n
+
+    with Guard().scope("s"):
+        ask(1)
+        ask(2)
+        print_out(1)
+    assert command("spend", "--ledger", ledger).out.splitlines() == [
+        "BUDGET  KEY     WINDOW  SPENT    RESERVED  OVERDRAFT",
+        "budget  team-b  total   4 pages  0 pages   0 pages",
+        "tries   team-a  total   $0.5     $0        $0",
+    ]
+    [standing] = json.loads(command("spend", "--key", "team-a", "--ledger", ledger, "--json").out)
+    assert (standing["budget"], standing["unit"], standing["spent"]) == ("tries", "usd", "0.5")
+    done = command("spend", "--ledger", f"sqlite:///{tmp_path / 'other.db'}")
+    assert (done.code, "there is no such file" in done.err) == (2, True)
 
 
 def test_spending_is_added_up_by_tool(command: Command, three: str) -> None:
