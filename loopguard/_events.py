@@ -79,7 +79,7 @@ class RunStarted(Event):
     """The traceparent of its span: a resumed run links to it."""
     redacted: bool | None = None
     """In a journal: True where `configure(redact_payloads=True)` holds, so that the run can't be resumed."""
-    secret: str | None = None
+    master_key: str | None = None
     """In a journal: what the ids of the run's calls and questions are keyed with, so that nothing can be guessed."""
 
 

@@ -75,13 +75,13 @@ class Recorder:
         self.codec = settings.codec
         self.redacts = settings.redact_payloads
         first = story.root
-        self._secret: str | None = first.started.secret if first is not None else os.urandom(16).hex()
+        self._master_key: str | None = first.started.master_key if first is not None else os.urandom(16).hex()
 
     def opaque(self, digest: str) -> str:
         """The digest for all to see: keyed, since short arguments could be guessed from the plain one."""
-        if self._secret is None:  # the first versions had none
+        if self._master_key is None:  # the first versions had none
             return digest
-        return hashlib.blake2b(digest.encode(), key=self._secret.encode()).hexdigest()
+        return hashlib.blake2b(digest.encode(), key=self._master_key.encode()).hexdigest()
 
     # -- writing ---------------------------------------------------------------------------------
 
@@ -136,8 +136,8 @@ class Recorder:
         """The event with what the journal has to know of itself, where its run begins or goes on."""
         if not isinstance(event, events.RunStarted) or event.run_id != self.run.id:
             return event
-        # without its secret nobody could find the calls of a run again: here nobody needs to
-        return replace(event, redacted=True) if self.redacts else replace(event, secret=self._secret)
+        # without it nobody could find the calls of a run again: here nobody needs to
+        return replace(event, redacted=True) if self.redacts else replace(event, master_key=self._master_key)
 
     def _payload(self, event: Any, name: str, value: Any, lost: dict[str, str]) -> bytes:
         if name in ("result", "items") and isinstance(event, events.ToolFinished):

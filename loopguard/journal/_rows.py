@@ -28,12 +28,12 @@ PAYLOAD = frozenset(
         "error",
         "feedback",
         "items",
+        "master_key",
         "messages",
         "prompt",
         "reason",
         "response",
         "result",
-        "secret",
         "value",
         "verdict",
     }
@@ -238,7 +238,7 @@ def _transition(value: Mapping[str, Any]) -> Transition:
     )
 
 
-_TEXTS = ("feedback", "prompt", "reason", "digest", "secret")
+_TEXTS = ("feedback", "prompt", "reason", "digest", "master_key")
 _READ: dict[str, Any] = {
     "charged": _amounts,
     "reserved": _amounts,
