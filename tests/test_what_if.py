@@ -221,12 +221,16 @@ def stage() -> Iterator[Stage]:
 
 
 @settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
 @given(script=SCRIPTS, limits=LIMITS)
 @example(script=[[Call("free", 0, 0)] * 9], limits=[])  # the default LoopLimit counts
 @example(script=[[Call("poll", 0, 0)] * 9], limits=[])
 @example(script=[[Ask(300)] * 4], limits=[Budget(usd=Decimal("0.2"))])
+@example(  # two caps of one budget are used up at once
+    script=[[Ask(1)] * 3 + [Call("cheap", 0, 0), Call("cheap", 0, 0), Call("reported", 0, 0), Call("reported", 0, 0)]],
+    limits=[Budget(usd=1, pages=0, tool_calls=3)],
+)
 def test_a_policy_says_of_the_record_what_it_says_live(
     stage: Stage, tmp_path_factory: pytest.TempPathFactory, script: list[list[Any]], limits: list[Any]
 ) -> None:

@@ -439,9 +439,10 @@ class _Check(_Bound):
         self.by_unit = caps
 
     def check(self, call: ToolCall) -> BudgetExceeded | None:
-        for unit, exact in (("tool_calls", SCALE), *call.amounts):
-            cap = self.by_unit.get(unit)
-            if cap is not None and exact and cap.used() + exact > cap.limit:
+        amounts = {**dict(call.amounts), "tool_calls": SCALE}
+        for unit, cap in self.by_unit.items():  # in the order of the others, whatever the tool says of its cost
+            exact = amounts.get(unit)
+            if exact and cap.used() + exact > cap.limit:
                 refusal = cap.refusal(call, exact)
                 if refusal is not None:
                     return refusal
