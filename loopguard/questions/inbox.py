@@ -19,7 +19,8 @@ from loopguard.exceptions import CheckpointError, ConfigurationError, LoopGuardE
 from loopguard.redaction import display_value
 
 if TYPE_CHECKING:
-    from loopguard.journal._answers import Question
+    from loopguard.journal._answers import Answer, Question
+    from loopguard.journal._asking import Matter
     from loopguard.journal._recorder import Recorder
 
 __all__ = ["Inbox", "key_of"]
@@ -99,13 +100,9 @@ class Inbox:
         if recorder is not None:
             if kind == "approval":
                 self._check_same(recorder, subject, matter.digest)
-            answer = yield from recorder.questions.ask(run, matter)
-        else:
-            with self._alone(subject) as recorder:
-                answer = yield from recorder.questions.ask(run, matter)
-        if answer.decision == "edit" and isinstance(subject, ToolCall):
-            answer = replace(answer, arguments=_edited(subject, answer.arguments or {}))
-        return answer.approval
+            return (yield from _asked(recorder, run, subject, matter))
+        with self._alone(subject) as recorder:
+            return (yield from _asked(recorder, run, subject, matter))
 
     def _parkable(self, subject: Any, run: Run, kind: str) -> Recorder:
         recorder: Recorder | None = run.recorder
@@ -163,6 +160,18 @@ class Inbox:
             recorder.close("stopped")
 
 
+def _asked(recorder: Recorder, run: Run, subject: Any, matter: Matter) -> Generator[Effect, Any, Approval]:
+    """What was said. An edit that doesn't fit is neither yes nor no: the question is put once more, and says why."""
+    while True:
+        answer: Answer = yield from recorder.questions.ask(run, matter)
+        if answer.decision != "edit" or not isinstance(subject, ToolCall):
+            return answer.approval
+        try:
+            return replace(answer, arguments=_edited(subject, answer.arguments or {})).approval
+        except LoopGuardError as exc:
+            matter = replace(matter, prompt=f"The edit before didn't fit: {exc}")
+
+
 def _edited(call: ToolCall, edit: Mapping[str, Any]) -> dict[str, Any]:
     """The call's arguments with those that were edited, which came as JSON, in the types that the tool declares."""
     from loopguard.journal._codec import codec_for, hints_of, shown
@@ -185,6 +194,10 @@ def _edited(call: ToolCall, edit: Mapping[str, Any]) -> dict[str, Any]:
             raise LoopGuardError(
                 f"{name} was edited to {display_value(value, 200)}, which isn't what it takes"
             ) from None
+    try:
+        call.replace(arguments=made)
+    except TypeError as exc:
+        raise LoopGuardError(str(exc)) from None
     return made
 
 

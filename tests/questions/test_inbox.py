@@ -346,16 +346,20 @@ def test_an_edit_comes_in_the_types_that_the_tool_declares(store: str, ran: list
 
 
 @pytest.mark.parametrize("edit", [{"amount": "a lot"}, {"amounts": 5}])
-def test_an_edit_that_does_not_fit_refuses(edit: dict[str, Any], store: str, ran: list[str]) -> None:
-    """Of the wrong type, or for a parameter that isn't there: nothing runs, and it says why."""
+def test_an_edit_that_does_not_fit_is_asked_about_again(edit: dict[str, Any], store: str, ran: list[str]) -> None:
+    """Of the wrong type, or for a parameter that isn't there: nothing runs, the next question says why, and the run
+    isn't lost to a slip of the pen."""
     paying = pay_loop(store, ran, gated())
     paying.run("", run_id="r")
     book = journal.open(store)
-    book.answer(only(book).id, Approval.edit(edit))
-    error = paying.resume("r").error
-    assert error is not None
-    assert (error.code, ran) == ("approval_error", [])
-    assert next(iter(edit)) in str(error)
+    first = only(book)
+    book.answer(first.id, Approval.edit(edit))
+    assert (paying.resume("r").stop_reason, ran) == (StopReason.WAITING, [])
+    second = only(book)
+    assert second.id != first.id
+    assert next(iter(edit)) in str(second.prompt)
+    book.answer(second.id, Approval.edit({"amount": 5}))
+    assert (paying.resume("r").completed, ran) == (True, ["pay 5"])
 
 
 def test_an_edit_that_the_budget_refuses_does_not_run(store: str, ran: list[str]) -> None:
