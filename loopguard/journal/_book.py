@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from loopguard._approval import read_answer
+from loopguard._approval import Approval, read_answer
 from loopguard._config import Codec, check_codec, settings
 from loopguard._events import Event, QuestionAsked
 from loopguard.exceptions import AlreadyDecided, JournalError, LoopGuardError, RunConflict, RunNotFound
@@ -274,9 +274,15 @@ def _read(question: Question, said: Any, result: Any, by: str | None) -> Answer:
             return Answer.of(read_answer(said), by)
         except LoopGuardError:
             raise JournalError(
-                f"{question.id} is an {kind}: answer with Approval.approve(), .deny(reason) or .edit(arguments)"
+                f"{question.id} is an {kind}: answer with Approval.approve(), .deny(reason) or .edit(arguments); in a "
+                f"shell, loopguard approve or deny"
             ) from None
     if kind == "input":
+        if isinstance(said, Approval):
+            raise JournalError(
+                f"{question.id} asks for a value, not for a yes or no: answer with the value; in a shell, loopguard "
+                f"answer {question.id} VALUE"
+            )
         plain: Any = from_json(shown(said))
         return Answer("given", result=plain, by=by, at=now)
     if said not in ("ran", "not_run"):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from loopguard import ApproveTool, Guard, Inbox, current_run, journal, loop, tool
+from loopguard import ApproveTool, Flow, Guard, Inbox, await_input, current_run, journal, loop, tool
 from loopguard._events import QuestionAsked
 from tests.cli.agents import EVIL, refund, refunds, sends
 from tests.cli.conftest import Command
@@ -158,6 +158,25 @@ def test_an_input_is_given(command: Command, store: str, tmp_path: Path, argumen
     answer = journal.open(store).question("question_1").answer
     assert answer is not None
     assert answer.result == value
+
+
+def test_a_yes_is_no_value(command: Command, store: str) -> None:
+    """`approve` and `deny` of what waits for a value are refused, and name the command that gives one."""
+    flow = Flow("release", [await_input("version", "Which version?")], store=store)
+    flow.run({}, run_id="r1")
+    question = asked(command)["id"]
+    for word in ("approve", "deny"):
+        done = command(word, question)
+        assert (done.code, f"loopguard answer {question} VALUE" in done.err) == (1, True)
+    assert command("answer", question, "1.2").code == 0
+    assert flow.resume("r1").value == {"version": 1.2}
+
+
+def test_a_value_is_no_yes(command: Command, store: str) -> None:
+    """`answer` of an approval is refused, and names the commands that decide."""
+    refunds.run(0, run_id="r1")
+    done = command("answer", asked(command)["id"], "yes")
+    assert (done.code, "loopguard approve or deny" in done.err) == (1, True)
 
 
 def test_a_signed_answer_needs_the_key(command: Command, store: str, tmp_path: Path) -> None:
