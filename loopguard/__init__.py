@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from loopguard import conditions, context, evaluators, judges, telemetry, typing
+from loopguard import budgets, conditions, context, evaluators, judges, metering, telemetry, typing
 from loopguard._call import ToolCall, current_call
 from loopguard._config import configure
 from loopguard._flow import Flow, await_input, step
@@ -120,6 +120,7 @@ __all__ = [
     "WrapTool",
     "ask_in_terminal",
     "await_input",
+    "budgets",
     "charge",
     "conditions",
     "configure",
@@ -134,6 +135,7 @@ __all__ = [
     "llm",
     "loop",
     "meter",
+    "metering",
     "receive_dispatch",
     "result_of",
     "step",
