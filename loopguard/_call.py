@@ -515,4 +515,5 @@ def structural_copy(value: Any) -> Any:
 def check_callable(obj: Any, what: str) -> None:
     """ConfigurationError unless obj can be decorated."""
     if not callable(obj) and not isinstance(obj, staticmethod | classmethod):
-        raise ConfigurationError(f"{what} decorates functions and methods, not {obj!r}")
+        hint = "; options have names, as in @loop(max=10)" if what == "@loop" else ""
+        raise ConfigurationError(f"{what} decorates functions and methods, not {obj!r}{hint}")

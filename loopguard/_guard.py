@@ -160,8 +160,8 @@ class Guard:
                 getattr(guardrail, "bind", None)
             )
             if isinstance(guardrail, type) or not known:
-                hint = f": write {guardrail.__name__}(…)" if isinstance(guardrail, type) else ""
-                raise ConfigurationError(f"Guard({guardrail!r}) is not a guardrail{hint}")
+                example = f"{guardrail.__name__}(…)" if isinstance(guardrail, type) else "Guard(MaxSteps(20), …)"
+                raise ConfigurationError(f"Guard({guardrail!r}) is not a guardrail: write {example}")
         if mode not in ("enforce", "observe"):
             raise ConfigurationError(f"Guard(mode={mode!r}): give 'enforce' or 'observe'")
         if not isinstance(max_refusals, int) or isinstance(max_refusals, bool) or max_refusals < 1:

@@ -631,10 +631,11 @@ class LoopRun:
             reason = StopReason.of_refusal(cause)
         self.move("stop")
         _log.warning(
-            "%s %s was stopped after %d iterations (%s): %s",
+            "%s %s was stopped after %d iteration%s (%s): %s",
             self.run.kind,
             self.run.name,
             self.completed,
+            "" if self.completed == 1 else "s",
             reason,
             cause,
         )

@@ -47,7 +47,7 @@ def open_store(url):
 
     assert step.run(1, run_id="r").value == 2
     assert [run.run_id for run in journal.open(store).runs()] == ["r"]
-    with pytest.raises(ConfigurationError, match=r"loop\(store=oracle://…: no installed package has 'oracle'"):
+    with pytest.raises(ConfigurationError, match=r"loop\(store=oracle://…\): no installed package has 'oracle'"):
         loop(max=1, store="oracle://scott:tiger@host")(lambda state: state)
     _writer.close_writers()
 

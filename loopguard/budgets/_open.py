@@ -35,18 +35,21 @@ def check_ledger(ledger: str | Ledger | None, what: str) -> str | Ledger:
                 "a budget of a period needs a ledger: give ledger=, or set LOOPGUARD_LEDGER, to sqlite:///spend.db "
                 "(one host), redis://… (many), or memory: (this process alone)"
             )
+    closing = ")" if "(" in what else ""
     if not isinstance(ledger, str):
         if callable(getattr(ledger, "reserve", None)) and callable(getattr(ledger, "settle", None)):
             return ledger
-        raise ConfigurationError(f"{what}={redact_text(repr(ledger)[:80])}: give a URL, or an object that is a Ledger")
+        raise ConfigurationError(
+            f"{what}={redact_text(repr(ledger)[:80])}{closing}: give a URL, or an object that is a Ledger"
+        )
     if ledger == "memory:" or (ledger.startswith(_SQLITE) and len(ledger) > len(_SQLITE)):
         return ledger
     scheme, colon, _ = ledger.partition(":")
     if not colon or scheme in ("memory", "sqlite"):
         raise ConfigurationError(
-            f"{what}={safe_url(ledger)!r}: give memory:, sqlite:///spend.db, or the URL of a ledger that a plugin has"
+            f"{what}={safe_url(ledger)!r}{closing}: give memory:, sqlite:///spend.db, or the URL of a plugin's ledger"
         )
-    check_plugin(LEDGERS, scheme, f"{what}={scheme}:…")
+    check_plugin(LEDGERS, scheme, f"{what}={scheme}:…{closing}")
     return ledger
 
 

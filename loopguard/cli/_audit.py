@@ -130,4 +130,4 @@ def purge(
     if json:
         emit(gone)
     else:
-        say(f"{len(gone):,} runs deleted")
+        say(f"{len(gone):,} run{'' if len(gone) == 1 else 's'} deleted")

@@ -18,6 +18,10 @@ def load(target: str, what: str) -> Any:
     module, colon, name = target.partition(":")
     if not (colon and module and name):
         raise ConfigurationError(f"{target!r} names no {what}: give MODULE:NAME, such as agents.books:close_books")
+    if module.endswith(".py") or "/" in module:
+        raise ConfigurationError(
+            f"{target!r}: name the {what} as Python does, agents.books:close_books, not by its file"
+        )
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:

@@ -31,6 +31,8 @@ def opened(store: str | None, key_file: Path | None = None) -> journal.OpenJourn
     """The journal that the options name; nothing is made where there is none."""
     if not store:
         raise ConfigurationError("no store is named: give --store sqlite:///runs.db, or set LOOPGUARD_STORE")
+    if "://" not in store:
+        raise ConfigurationError(f"--store {display(safe_url(store))}: give a URL, such as sqlite:///runs.db")
     path = store.removeprefix("sqlite:///")
     if path != store and not Path(path).exists():
         raise ConfigurationError(f"there is no store {display(safe_url(store))}: no run has been kept there")

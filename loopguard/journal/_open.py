@@ -27,19 +27,20 @@ class _Location(NamedTuple):
 
 def check_store(store: Any, what: str) -> Any:
     """The store if it is one: a URL, or an object that keeps journals. ConfigurationError otherwise."""
+    closing = ")" if "(" in what else ""
     if isinstance(store, str):
         if store == "sqlite://" or (store.startswith("sqlite:///") and len(store) > len("sqlite:///")):
             return store
         scheme, mark, _ = store.partition("://")
         if mark and scheme != "sqlite":
-            check_plugin(STORES, scheme, f"{what}={scheme}://…")
+            check_plugin(STORES, scheme, f"{what}={scheme}://…{closing}")
             return store
-        shown = safe_url(store)
+        shown = repr(safe_url(store))
     else:
         if callable(getattr(store, "append", None)) and callable(getattr(store, "acquire", None)):
             return store
         shown = repr(store)
-    raise ConfigurationError(f"{what}={shown!r}: give sqlite:///runs.db, or an object that keeps journals")
+    raise ConfigurationError(f"{what}={shown}{closing}: give sqlite:///runs.db, or an object that keeps journals")
 
 
 def default_store() -> Any:

@@ -752,7 +752,7 @@ def test_budgets_that_name_one_file_share_it(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("ledger", "said"),
     [
-        ("redis://team:hunter22@host", r"Budget\(ledger=redis:…: 'redis' needs the package loopguard-redis"),
+        ("redis://team:hunter22@host", r"Budget\(ledger=redis:…\): 'redis' needs the package loopguard-redis"),
         ("postgresql://team:hunter22@host/db", "needs the package loopguard-postgres"),
         ("oracle://team:hunter22@host", r"no installed package has 'oracle' in loopguard\.ledgers"),
         ("sqlite:///", "give memory:"),
