@@ -10,7 +10,7 @@ from loopguard._amounts import SCALE, plain
 from loopguard._call import ToolCall, new_id
 from loopguard._pipeline import LOCK, Effect, Proceed, Steps
 from loopguard._warn import warn
-from loopguard.budgets._keeper import Hold, Job, Keeper, Release, Settlement
+from loopguard.budgets._keeper import Hold, Job, Keeper, Release, Settlement, deliver
 from loopguard.budgets._period import ADVICE, PeriodCap, charges
 from loopguard.budgets.ledger import Entry, Lease, Shortfall, WrongWindow
 from loopguard.exceptions import BudgetExceeded, LedgerError
@@ -134,14 +134,7 @@ class Books:
 
     def settle(self, made: Reservation, charged: Mapping[str, int] | None) -> Steps:
         """Turn what was reserved into what was spent, once; None gives it back, the call never ran."""
-        jobs = list(_closing(made, charged))
-        for number, (keeper, job) in enumerate(jobs):
-            try:
-                yield from keeper.deliver([job])
-            except BaseException:
-                for other, left in jobs[number + 1 :]:
-                    other.post(left)
-                raise
+        yield from deliver(list(_closing(made, charged)))
 
     def post(self, made: Reservation, charged: Mapping[str, int] | None) -> None:
         """The same where nothing can be waited for: it is done soon."""

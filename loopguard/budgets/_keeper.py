@@ -30,7 +30,7 @@ from loopguard.budgets.ledger import Account, Balance, Entry, Lease, Ledger, Sho
 from loopguard.exceptions import ConfigurationError
 from loopguard.redaction import redact_error
 
-__all__ = ["Charge", "Hold", "Job", "Keeper", "Release", "Settlement"]
+__all__ = ["Charge", "Hold", "Job", "Keeper", "Release", "Settlement", "deliver"]
 
 IDLE = 5.0
 """Seconds after which the thread ends that has nothing to do."""
@@ -45,10 +45,9 @@ _log = logging.getLogger("loopguard")
 class Hold:
     """What is reserved on one ledger for one call."""
 
-    __slots__ = ("entries", "generation", "id", "keeper", "lease", "local", "open", "renewed")
+    __slots__ = ("entries", "generation", "id", "lease", "local", "open", "renewed")
 
     def __init__(self, keeper: Keeper, id: str, entries: Sequence[Entry], lease: Lease) -> None:
-        self.keeper = keeper
         self.id = id
         self.entries = entries
         self.lease = lease
@@ -193,8 +192,9 @@ class Keeper:
 
     def moved(self, account: Account, unit: str, spent: int, reserved: int) -> None:
         """Our own settlements move it, too, until we hear of it again."""
-        known = self.view(account, unit)
-        self.saw(account, unit, Balance(known.spent + spent, max(0, known.reserved + reserved), known.overdraft))
+        with LOCK:
+            known = self.view(account, unit)
+            self.saw(account, unit, Balance(known.spent + spent, max(0, known.reserved + reserved), known.overdraft))
 
     def allow(self, more: Iterable[tuple[tuple[Account, str], int]]) -> None:
         """What is allowed locally grows, or is known to the ledger or given back, by so much."""
@@ -220,17 +220,8 @@ class Keeper:
             hold.open = False
             return mine
 
-    def deliver(self, jobs: Sequence[Job]) -> Steps:
-        """Deliver them now; what the ledger doesn't take is tried again later. Raises nothing of the ledger's."""
-        for number, job in enumerate(jobs):
-            try:
-                yield from self._deliver(job)
-            except BaseException:
-                for left in jobs[number + 1 :]:
-                    self.post(left)
-                raise
-
-    def _deliver(self, job: Job) -> Steps:
+    def deliver(self, job: Job) -> Steps:
+        """Deliver it now; what the ledger doesn't take is tried again later. Raises nothing of the ledger's."""
         try:
             yield from job.steps(self)
         except ConfigurationError as exc:  # an amount that is none: it can't be booked later, either
@@ -254,7 +245,7 @@ class Keeper:
     def drain(self) -> Steps:
         """Deliver what is due, so that it is counted before we ask for more."""
         if self._outbox:
-            yield from self.deliver(self._due())
+            yield from deliver([(self, job) for job in self._due()])
 
     def _due(self) -> list[Job]:
         now, due = time.monotonic(), []
@@ -273,47 +264,58 @@ class Keeper:
 
     def _wake(self, due: float) -> None:
         """Have the thread look at things at this time at the latest."""
+        thread: threading.Thread | None = None
         with LOCK:
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._work, name=f"loopguard ledger {self.name}", daemon=True)
+            if self._thread is None:
+                self._thread = thread = threading.Thread(
+                    target=self._work, name=f"loopguard ledger {self.name}", daemon=True
+                )
                 self._wakes = 0.0
-                try:
-                    self._thread.start()
-                except RuntimeError:  # the interpreter is ending: `flush_all` delivers what it can
-                    self._thread = None
             elif due < self._wakes:
                 self._bell.put(None)
+        if thread is not None:
+            try:
+                thread.start()
+            except RuntimeError:  # the interpreter is ending: `flush_all` delivers what it can
+                self._thread = None
 
     def _work(self) -> None:
-        with asyncio.Runner() if self.is_async else contextlib.nullcontext() as runner:
+        try:
+            with asyncio.Runner() if self.is_async else contextlib.nullcontext() as runner:
+                self._attend(runner)
+                if runner is not None and hasattr(self.ledger, "close"):
+                    runner.run(_closed(self.ledger))
+        except BaseException:
+            self._thread = None
+            raise
 
-            def run(steps: Steps) -> None:
-                if runner is None:
-                    drive_sync(steps)
-                else:
-                    runner.run(drive_async(steps))
+    def _attend(self, runner: asyncio.Runner | None) -> None:
+        """Renew and deliver until there has been nothing to do for a while."""
 
-            used = time.monotonic()
-            while True:
-                rung: threading.Event | None = None
-                try:
-                    rung = self._bell.get(timeout=max(0.0, self._next(used) - time.monotonic()))
-                except Empty:
-                    pass
-                run(self.drain())
-                run(self._renew())
-                if rung is not None:
-                    rung.set()
-                now = time.monotonic()
-                with LOCK:
-                    if self._holds or self._outbox:
-                        used = now
-                    elif now - used >= IDLE and self._bell.empty():
-                        self._thread = None
-                        break
-            close = getattr(self.ledger, "close", None)
-            if runner is not None and close is not None:
-                runner.run(_awaited(close()))  # the connections of this thread's event loop
+        def run(steps: Steps) -> None:
+            if runner is None:
+                drive_sync(steps)
+            else:
+                runner.run(drive_async(steps))
+
+        used = time.monotonic()
+        while True:
+            rung: threading.Event | None = None
+            try:
+                rung = self._bell.get(timeout=max(0.0, self._next(used) - time.monotonic()))
+            except Empty:
+                pass
+            run(self.drain())
+            run(self._renew())
+            if rung is not None:
+                rung.set()
+            now = time.monotonic()
+            with LOCK:
+                if self._holds or self._outbox:
+                    used = now
+                elif now - used >= IDLE and self._bell.empty():
+                    self._thread = None
+                    return
 
     def _next(self, used: float) -> float:
         """When there is something to do."""
@@ -353,9 +355,25 @@ class Keeper:
             drive_sync(self.drain())
 
 
-async def _awaited(answer: Any) -> None:
-    if inspect.isawaitable(answer):
-        await answer
+def deliver(jobs: Sequence[tuple[Keeper, Job]]) -> Steps:
+    """Deliver them in this order; where that is interrupted, the rest is delivered by their threads."""
+    for number, (keeper, job) in enumerate(jobs):
+        try:
+            yield from keeper.deliver(job)
+        except BaseException:
+            for other, left in jobs[number + 1 :]:
+                other.post(left)
+            raise
+
+
+async def _closed(ledger: Any) -> None:
+    """Let go of the connections of this thread's event loop."""
+    try:
+        answer = ledger.close()
+        if inspect.isawaitable(answer):
+            await answer
+    except Exception as exc:  # a plugin's: nobody waits for it any more
+        _log.warning("%r didn't close: %s", ledger, redact_error(exc))
 
 
 _keepers: weakref.WeakSet[Keeper] = weakref.WeakSet()

@@ -105,7 +105,8 @@ class Ledger(Protocol):
     block, async code runs it off the event loop, unless the ledger has an attribute ``blocking = False``.
     Requests may be delivered twice, or late: the id of a reservation, which the caller makes and never uses
     again, makes every method idempotent. Leases and windows go by the ledger's clock, whatever the hosts'
-    clocks say. A ledger is used from many threads; an async one is used in the event loop that it is called in.
+    clocks say. A ledger is used from many threads; an async one from the event loop that its tools run in, and from
+    one of loopguard's own, which renews leases.
 
     The guarantee, per account and unit: spent + reserved ≤ the largest cap asked under + overdraft.
 
