@@ -24,8 +24,9 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 
-from loopguard import journal, loop, tool
+from loopguard import RunNotFound, journal, loop, tool
 
 STORE = "sqlite:///runs.db"
 INVOICES = ["INV-1", "INV-2", "INV-3"]
@@ -67,6 +68,8 @@ if __name__ == "__main__":
         result = close_books.run([], run_id="2026-11")
         say(f"  books closed: {result.value}")
     else:
+        with suppress(RunNotFound):  # of the last time you ran this
+            journal.open(STORE).delete("2026-11")
         process(1, KILLED_AT="INV-2")
         process(2)
         process(3)  # over already: the recorded result, and nothing runs

@@ -3,6 +3,7 @@
 The first process wants to refund two orders at once. Both refunds need a yes, so the run is parked, and the process
 ends. Somebody looks at the questions with the command `loopguard`, lowers one refund and denies the other. The
 second process takes the answers up: exactly what was approved runs, once, and the reason of the no reaches the agent.
+The command comes with the extra `cli`.
 
 Prints:
 
@@ -28,8 +29,9 @@ import asyncio
 import json
 import subprocess
 import sys
+from contextlib import suppress
 
-from loopguard import ApprovalDenied, ApproveTool, Guard, Inbox, journal, loop, tool
+from loopguard import ApprovalDenied, ApproveTool, Guard, Inbox, RunNotFound, journal, loop, tool
 
 STORE = "sqlite:///approvals.db"
 ORDERS = {"A-17": 899, "B-4": 20}
@@ -79,6 +81,8 @@ if __name__ == "__main__":
         else:
             say("\n".join(f"  {answer}" for answer in result.value))
     else:
+        with suppress(RunNotFound):  # of the last time you ran this
+            journal.open(STORE).delete("ticket-8")
         process(1)
         say("$ loopguard pending")
         first, second = json.loads(loopguard("pending", "--json"))

@@ -20,11 +20,12 @@ Prints:
 
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 
 import anthropic
 
-from loopguard import Flow, Guard, MaxSteps, await_input, journal, llm
+from loopguard import Flow, Guard, MaxSteps, RunNotFound, await_input, journal, llm
 from loopguard.testing import MessagesServer, Reply
 
 STORE = "sqlite:///flow.db"
@@ -83,6 +84,8 @@ if __name__ == "__main__":
         print(f"  the model was asked {len(server.requests)} times")
         print(f"  steps: {', '.join(release.results(result))}")
     else:
+        with suppress(RunNotFound):  # of the last time you ran this
+            journal.open(STORE).delete("v1.2")
         for number, phase in enumerate(["begin", "answer"], 1):
             print(f"process {number}", flush=True)
             subprocess.run([sys.executable, __file__, phase], check=True)

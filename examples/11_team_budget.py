@@ -11,11 +11,12 @@ Prints:
 """
 
 import multiprocessing
+from pathlib import Path
 
 from loopguard import Budget, BudgetExceeded, Guard, LoopLimit, tool
 from loopguard.budgets import spend
 
-LEDGER = "sqlite:///spend.db"
+LEDGER = "sqlite:///team_budget.db"
 policy = Guard(LoopLimit(0), Budget(usd=1.00, per="day", key="team-a", name="research", ledger=LEDGER))
 
 
@@ -36,6 +37,8 @@ def work(results: multiprocessing.Queue) -> None:
 
 
 if __name__ == "__main__":
+    for file in Path().glob("team_budget.db*"):  # of the last time you ran this
+        file.unlink()
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
     workers = [context.Process(target=work, args=(results,)) for _ in range(2)]

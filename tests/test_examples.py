@@ -56,6 +56,17 @@ def test_an_example_prints_what_its_docstring_says(example: Path, tmp_path: Path
     assert doctest.OutputChecker().check_output(want, got, doctest.ELLIPSIS), f"wanted:\n{want}\ngot:\n{got}"
 
 
+@pytest.mark.parametrize(
+    "example",
+    [path for path in EXAMPLES if "sqlite:///" in path.read_text(encoding="utf-8")],
+    ids=lambda path: path.stem,
+)
+def test_an_example_that_keeps_something_begins_anew(example: Path, tmp_path: Path) -> None:
+    """Whoever runs it twice in one folder sees it twice."""
+    run(example, tmp_path)
+    assert doctest.OutputChecker().check_output(promised(example), run(example, tmp_path), doctest.ELLIPSIS)
+
+
 def test_the_first_example_refines_in_three_passes(tmp_path: Path) -> None:
     """The shortest loop prints exactly these five lines."""
     assert run(FOLDER / "01_refine.py", tmp_path) == REFINED
