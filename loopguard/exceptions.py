@@ -216,7 +216,7 @@ class RunNotFound(JournalError):
 
 
 class RunConflict(JournalError):
-    """The run of this id was started with another state."""
+    """The run of this id isn't what was taken for it: of another state or loop, driven by another process, or over."""
 
 
 class AlreadyDecided(JournalError):

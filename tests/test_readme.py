@@ -14,6 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = {path.stem: path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]}
 TEXT = "\n".join(PAGES.values())
+LINKED = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.md"), *ROOT.glob("plugins/**/README.md")]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 RUNNABLE = {
     f"{name}_{number}": block
@@ -52,6 +53,23 @@ def test_the_tree_on_the_page_is_the_one_that_the_demo_draws(tmp_path: Path) -> 
     )
     times = re.compile(r"· [\d.]+ m?s")
     assert times.sub("·", done.stderr) == times.sub("·", drawn)
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    """To a file of the repository and, behind a #, to a heading in it."""
+    for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        file, _, heading = link.partition("#")
+        target = page.parent / file if file else page
+        assert target.exists(), link
+        if heading:
+            titles = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), flags=re.MULTILINE)
+            assert heading in {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}, link
+
+
+def test_every_page_is_linked_from_the_readme() -> None:
+    """What stands in docs can be found from the first page."""
+    assert [page for page in PAGES if page != "README" and f"docs/{page}.md" not in PAGES["README"]] == []
 
 
 def test_every_make_command_exists() -> None:

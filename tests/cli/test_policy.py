@@ -13,7 +13,7 @@ from loopguard import Guard, MaxSteps
 from tests.cli.agents import fetches, spends
 from tests.cli.conftest import Command
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "command.md").read_text(encoding="utf-8")
 strict = Guard(MaxSteps(1))
 """What --guard loads."""
 
@@ -88,10 +88,8 @@ def test_the_demo_needs_no_store(command: Command, monkeypatch: pytest.MonkeyPat
     assert told["events"][-1]["stop_reason"] == "until"
 
 
-def test_the_readme_shows_what_the_demo_draws(command: Command, store: str) -> None:
+def test_the_page_shows_what_the_demo_draws(command: Command, store: str) -> None:
     """Line by line, but for ids and times, and what is left out."""
-    picture = next(
-        text for text in re.findall(r"```text\n(.*?)```", README, flags=re.DOTALL) if "model scripted" in text
-    )
+    picture = next(text for text in re.findall(r"```text\n(.*?)```", PAGE, flags=re.DOTALL) if "model scripted" in text)
     told = re.sub(r"[\d.]+ ms|run_\w+|…", "...", picture)
     assert doctest.OutputChecker().check_output(told, command("demo").out, doctest.ELLIPSIS)
