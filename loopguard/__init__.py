@@ -67,10 +67,13 @@ from loopguard.guardrails import (
 from loopguard.metering import PriceBook, meter
 from loopguard.questions import Inbox, ask_in_terminal
 from loopguard.telemetry import configure_telemetry
+from loopguard.telemetry._constants import VERSION as _VERSION
 
 if _TYPE_CHECKING:
     from loopguard import journal, testing
     from loopguard._what_if import what_if
+
+__version__ = _VERSION
 
 __all__ = [
     "AlreadyDecided",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import pkgutil
 from types import ModuleType
 
@@ -66,6 +67,11 @@ def test_the_list_of_names_is_complete() -> None:
         if not name.startswith("_") and (name in loopguard.__all__ or not is_incidental(getattr(loopguard, name)))
     }
     assert public == set(loopguard.__all__)
+
+
+def test_the_version_is_that_of_the_distribution() -> None:
+    """As everywhere: `loopguard.__version__`, though the distribution has another name."""
+    assert loopguard.__version__ == importlib.metadata.version("loopguard-agents")
 
 
 def is_incidental(value: object) -> bool:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
 from loopguard._plugins import COMMANDS, available, load_plugin
-from loopguard.cli._output import complain
+from loopguard.cli._output import complain, say
 from loopguard.exceptions import ConfigurationError, LoopGuardError, LoopStopped
 from loopguard.redaction import display
+from loopguard.telemetry._constants import VERSION
 
 __all__ = ["run"]
 
@@ -79,8 +80,18 @@ def _broken(name: str, why: Exception) -> typer.Typer:
 app = typer.Typer(cls=_Commands, add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        say(f"loopguard {VERSION}")
+        raise typer.Exit
+
+
 @app.callback()
-def _about() -> None:
+def _about(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which it is.")
+    ] = False,
+) -> None:
     """See what agent loops did and cost, answer what they ask, go on with them, and try policies on them."""
 
 

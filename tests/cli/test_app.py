@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import loopguard
 from loopguard.cli._app import OURS
 from tests.cli.agents import fetches
 from tests.cli.conftest import Command, process
@@ -39,6 +40,12 @@ def test_without_typer_it_says_what_to_install() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "The loopguard command needs typer: pip install 'loopguard-agents[cli]'\n"
+
+
+def test_it_says_its_version(command: Command) -> None:
+    """With no store, and nothing else asked."""
+    done = command("--version")
+    assert (done.code, done.out) == (0, f"loopguard {loopguard.__version__}\n")
 
 
 def test_the_library_does_not_load_the_command() -> None:
