@@ -107,7 +107,7 @@ LIKELY = {
 SLOW = re.compile("journal/|metering/|scenarios/|testing/|test_(console|fingerprints|hostile|metrics|schemas)")
 """Tests that are asked last."""
 IRRELEVANT = re.compile(
-    "test_(architecture|examples|exports|import_time|prices|readme|redaction|server|setup|terminal|typing)"
+    "cli/|integration/|test_(architecture|examples|exports|import_time|prices|readme|redaction|server|setup|terminal|typing)"
 )
 """Tests of other things than what the package does."""
 
