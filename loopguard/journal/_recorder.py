@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -647,9 +648,9 @@ def _digest(call: ToolCall) -> tuple[str, bool]:
     """The strict digest of a call, and whether another process would get the same; short for plain arguments."""
     arguments = call.arguments
     if call.instance is None and call.tool.own is None and set(map(type, arguments.values())) <= _ATOMS:
-        return hashlib.sha256(
-            repr((call.tool.ident, sorted(arguments.items()))).encode("utf-8", "surrogatepass")
-        ).hexdigest(), True
+        with contextlib.suppress(ValueError):  # an int of more digits than Python writes
+            text = repr((call.tool.ident, sorted(arguments.items())))
+            return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest(), True
     return call.digest()
 
 
