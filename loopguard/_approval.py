@@ -99,6 +99,9 @@ class Subject(Protocol):
 class Keeper(Protocol):
     """An approver that keeps its questions itself, where they outlive the process: an Inbox."""
 
+    key: bytes | None
+    """What its answers are signed with: it counts no others."""
+
     def keep(
         self, subject: Any, run: Run, kind: str, digest: str | None, timeout: float | None
     ) -> Generator[Effect, Any, Approval]:

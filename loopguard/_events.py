@@ -282,6 +282,8 @@ class QuestionAsked(Event):
     """What is asked for, of an input."""
     expires_at: float | None = None
     """Until when an answer counts, in seconds since the epoch; None as long as the run waits."""
+    signer: str | None = None
+    """Whose key the answer must be signed with, as `loopguard.journal._answers.signer_of` names it; None: nobody's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

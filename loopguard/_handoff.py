@@ -25,7 +25,7 @@ from loopguard._outcomes import LoopResult, StopReason, only_refusals, stop_reas
 from loopguard._run import Run, charge
 from loopguard._usage import Usage
 from loopguard.budgets import Budget
-from loopguard.exceptions import ConfigurationError, JournalError, LoopGuardError, LoopStopped
+from loopguard.exceptions import CheckpointError, ConfigurationError, JournalError, LoopGuardError, LoopStopped
 from loopguard.redaction import check_id, redact_error, redact_text, safe_url
 
 __all__ = ["dispatch", "receive_dispatch"]
@@ -157,11 +157,11 @@ def _post(url: str, name: str, state: Any, output: Any, budget: Budget | None, h
         answer.raise_for_status()
         reply = _read(answer.text)
         spent: dict[str, Any] = {unit: Decimal(amount) for unit, amount in reply["spent"].items()}
+        charge(**{"usd": 0, **spent})
     except (httpx2.HTTPError, ValueError, ArithmeticError, KeyError, TypeError, AttributeError):
         charge(**({"usd": 0} if answer.is_client_error else reserved))  # it was refused, or nobody knows
         text = redact_text(answer.text[:200])
         raise LoopGuardError(f"{safe_url(url)} answered {answer.status_code}, and no result: {text}") from None
-    charge(**{"usd": 0, **spent})
     if reply.get("unknown_cost"):
         for one in run.chain:
             one.unknown_cost = True
@@ -180,10 +180,10 @@ def _seconds(run: Run) -> float | None:
 
 
 def _stopped(name: str, reply: Mapping[str, Any]) -> LoopResult[Any]:
-    reason = StopReason(reply.get("stop_reason") or StopReason.ERROR)
-    return LoopResult(
-        reply.get("state"), reason, False, reply.get("iterations", 0), run_id=str(reply.get("run_id", "")), name=name
-    )
+    reason = next((each for each in StopReason if each == reply.get("stop_reason")), StopReason.ERROR)
+    told = reply.get("iterations")
+    iterations = told if isinstance(told, int) else 0
+    return LoopResult(reply.get("state"), reason, False, iterations, run_id=str(reply.get("run_id", "")), name=name)
 
 
 # -- the far end -----------------------------------------------------------------------------------
@@ -218,9 +218,9 @@ class _Received:
             ceilings: dict[str, Any] = {unit: Decimal(amount) for unit, amount in left.items()}
             self.guard = Guard(Budget(**ceilings))
             self.state = self._state(request["state"])
+            self.run_id = f"{parent[:160]}/{hashlib.sha256(key.encode()).hexdigest()[:16]}"
         except (KeyError, TypeError, AttributeError, ArithmeticError, ValueError, JournalError) as exc:
             raise ConfigurationError(f"receive_dispatch: that is no request of dispatch: {exc}") from exc
-        self.run_id = f"{parent[:160]}/{hashlib.sha256(key.encode()).hexdigest()[:16]}"
         self.run: Run | None = None
         self.outcome: Any = None
         self.error: Exception | None = None
@@ -260,9 +260,7 @@ class _Received:
             context.detach(token)
 
     def _reply(self) -> dict[str, Any]:
-        from pydantic_core import from_json
-
-        from loopguard.journal._codec import codec_for, shown
+        from loopguard.journal._codec import codec_for, parsed, shown
 
         run, outcome = self.run, self.outcome
         assert run is not None
@@ -287,10 +285,13 @@ class _Received:
                 "spent": _more(reply["spent"], outcome),
             }
             outcome = outcome.value
-        whole = reply["completed"]
-        reply["state"] = from_json(
-            codec_for(returned_hint(self.body) or Any).encode(outcome) if whole else shown(outcome)
-        )
+        text = shown(outcome)
+        if reply["completed"]:
+            try:
+                text = codec_for(returned_hint(self.body) or Any).encode(outcome)
+            except CheckpointError as exc:  # the caller has to know what it spent, here too
+                reply |= {"completed": False, "error": redact_error(exc), "stop_reason": str(StopReason.ERROR)}
+        reply["state"] = parsed(text)
         return reply
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import warnings
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, Self, TypeVar, overload
@@ -58,7 +59,7 @@ async def _drive_async(run: LoopRun) -> None:
     if store is None:
         over = run.open(store)
     else:
-        over = await in_thread(functools.partial(run.open, store), "journal")
+        over = await _open_async(run, store)
     if over:
         run.recorded_outcome()
         return
@@ -75,6 +76,24 @@ async def _drive_async(run: LoopRun) -> None:
             await run.run.recorder.settled_async()
     except JournalError as exc:
         run.keep(exc)
+        raise
+
+
+async def _open_async(run: LoopRun, store: Any) -> bool:
+    """Open the journal off the event loop. Where we are cancelled meanwhile it is let go again: nobody drives it."""
+    first = threading.Lock()  # taken by what happens first: it is open, or nobody waits for that any more
+
+    def open_or_let_go() -> bool:
+        over = run.open(store)
+        if not first.acquire(blocking=False):
+            run.never_begun()
+        return over
+
+    try:
+        return await in_thread(open_or_let_go, "journal")
+    except BaseException:
+        if not first.acquire(blocking=False):
+            run.never_begun()
         raise
 
 

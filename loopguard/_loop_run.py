@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import logging
@@ -212,6 +213,12 @@ class LoopRun:
                 self.recorder.close(str(self.reason or StopReason.ERROR))
         elif self.run.recorder is not None:
             self.run.recorder.settled()
+
+    def never_begun(self) -> None:
+        """It was cancelled while its journal was opened: that is let go of, so that somebody else can take it up."""
+        if self.recorder is not None:
+            with contextlib.suppress(JournalError):  # it is being cancelled; the lease runs out
+                self.recorder.close(str(StopReason.CANCELLED))
 
     def keep(self, exc: JournalError) -> None:
         """The result couldn't be written down, but `result_of(exc)` has it."""

@@ -299,8 +299,11 @@ def test_an_unknown_cost_far_away_is_an_unknown_cost_here(serve: Serve) -> None:
         ((200, b"{}"), "answered 200, and no result"),
         ((200, b"[1]"), "answered 200, and no result"),
         ((0, b""), "disconnected"),
+        ((200, b'{"completed": true, "state": 1, "spent": {"usd": "-1"}}'), "answered 200, and no result"),
+        ((200, b'{"completed": true, "state": 1, "spent": {"usd": "NaN"}}'), "answered 200, and no result"),
+        ((200, b'{"completed": true, "state": 1, "spent": {"tool_calls": "1"}}'), "answered 200, and no result"),
     ],
-    ids=["500", "empty", "list", "hung up"],
+    ids=["500", "empty", "list", "hung up", "negative", "NaN", "counted"],
 )
 def test_where_nobody_knows_what_was_spent_all_is_charged(answer: tuple[int, bytes], said: str, serve: Serve) -> None:
     """What had been reserved for the far end: it may have spent it."""
@@ -309,6 +312,30 @@ def test_where_nobody_knows_what_was_spent_all_is_charged(answer: tuple[int, byt
         with pytest.raises(Exception, match=said):
             dispatch(far.url)(1)
         assert (run.spent(), run.reserved()) == (2, 0)
+
+
+@pytest.mark.parametrize("reason", ["tired", 5, ["a"]])
+def test_a_reason_that_nobody_knows_is_an_error(reason: Any, serve: Serve) -> None:
+    """Another version may stop for others: what it says it spent is charged."""
+    said = {"completed": False, "spent": {"usd": "0.5"}, "stop_reason": reason, "iterations": "x"}
+    far = serve(lambda body, headers: (200, json.dumps(said).encode()))
+    with Guard(Budget(usd=2)).scope("near") as run:
+        with pytest.raises(LoopStopped) as caught:
+            dispatch(far.url)(1)
+        assert (caught.value.result.stop_reason, run.spent()) == (StopReason.ERROR, Decimal("0.5"))
+
+
+def test_a_result_that_can_not_be_sent_is_a_failure_with_its_cost(serve: Serve) -> None:
+    """The caller is told why, and charged what was spent, not all that it had."""
+
+    def makes_no_json(n: int) -> object:
+        charge(usd=0.5)
+        return object()
+
+    with Guard(Budget(usd=2)).scope("near") as run:
+        with pytest.raises(LoopGuardError, match="writer failed: CheckpointError"):
+            dispatch(serve(answering(makes_no_json)).url)(1)
+        assert run.spent() == Decimal("0.5")
 
 
 def test_a_far_end_that_was_never_reached_has_spent_nothing(serve: Serve) -> None:
@@ -351,9 +378,10 @@ def test_a_far_end_is_waited_for_no_longer_than_the_run_lasts(serve: Serve) -> N
         b'{"state": 1, "run_id": "a", "key": "k", "budget": {"extend": "1"}}',
         b'{"state": 1, "run_id": "a", "key": "k", "budget": 5}',
         b'{"state": "one", "run_id": "a", "key": "k", "budget": {}}',
+        b'{"state": 1, "run_id": "a", "key": "\\ud800", "budget": {}}',
         b"\xff",
     ],
-    ids=range(12),
+    ids=range(13),
 )
 def test_what_is_no_request_is_refused(body: bytes) -> None:
     """ConfigurationError, which is a ValueError, before anything runs."""

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from loopguard._flow import Flow
 from loopguard._outcomes import LoopResult
 from loopguard.budgets import Budget
 from loopguard.cli._load import load
@@ -38,6 +39,8 @@ def resume(
     looped = load(target, "loop")
     if not callable(getattr(looped, "resume", None)):
         raise ConfigurationError(f"{target} is no loop or flow: it has no resume")
+    if max is not None and isinstance(looped, Flow):
+        raise ConfigurationError("--max: a flow has its steps, and no ceiling of iterations")
     larger: dict[str, Any] = {} if max is None else {"max": max}
     if usd is not None:
         larger["budget"] = Budget(usd=dollars(usd, "--usd"))

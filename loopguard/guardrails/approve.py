@@ -69,15 +69,16 @@ def _record(approver: ApproveTool, run: Run, digest: str) -> _Record:
                 unsettled = (old for old, record in list(records.items()) if record.answer is None)
                 for old in list(islice(unsettled, REMEMBERED)):
                     del records[old]
-            records[digest] = _remembered(run, digest)
+            records[digest] = _remembered(approver, run, digest)
         return records[digest]
 
 
-def _remembered(run: Run, digest: str) -> _Record:
+def _remembered(approver: ApproveTool, run: Run, digest: str) -> _Record:
     """What a resumed run has in its journal about this call, from iterations that are over."""
     record = _Record()
     if run.recorder is not None and run.recorder.story.questions:
-        record.asked, said, news = run.recorder.questions.said_before(digest)
+        key = approver.approver.key if is_keeper(approver.approver) else None
+        record.asked, said, news = run.recorder.questions.said_before(digest, key)
         if said is not None and (said.grant == "run" or said.decision == "deny"):
             if said.decision in ("approve", "deny"):
                 record.answer = Approval(said.decision, said.reason, None, said.grant, said.by)

@@ -16,7 +16,7 @@ from loopguard.journal._codec import shown
 from loopguard.journal._rows import Stored
 from loopguard.redaction import display_value, redact, redact_text
 
-__all__ = ["Answer", "Question", "answered", "check_key", "opened", "sealed"]
+__all__ = ["Answer", "Question", "answered", "check_key", "opened", "sealed", "signer_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,11 @@ def check_key(key: Any, what: str) -> bytes | None:
         return key
     kind = f"{len(key)} bytes" if isinstance(key, bytes) else type(key).__name__
     raise ConfigurationError(f"{what}: got {kind}; give at least 16 secret bytes, such as secrets.token_bytes(32)")
+
+
+def signer_of(key: bytes | None) -> str | None:
+    """A name for the key that tells nothing of it."""
+    return None if key is None else hmac.new(key, b"loopguard signer", hashlib.sha256).hexdigest()[:16]
 
 
 def sealed(answer: Answer, question: QuestionAsked, key: bytes | None) -> bytes:

@@ -8,17 +8,18 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from loopguard import _events as events
 from loopguard._admission import latched
 from loopguard._pipeline import Ask, Effect, EffectTimeout, Sleep, Steps
 from loopguard._run import Run
-from loopguard.exceptions import ConfigurationError, LoopGuardError, ToolCallRefused
-from loopguard.journal._answers import Answer, Question, answered, opened, sealed
+from loopguard.exceptions import ConfigurationError, JournalError, LoopGuardError, ToolCallRefused
+from loopguard.journal._answers import Answer, Question, answered, opened, sealed, signer_of
 from loopguard.journal._at_rest import letter, read_letter
 from loopguard.journal._protocol import STOP
 from loopguard.redaction import redact_error
@@ -69,7 +70,10 @@ class Questions:
         self._recorder = recorder
         self.key: bytes | None = None
         """What answers about inputs and uncertain calls must be signed with: an Inbox of the run has the key."""
-        self._times: Counter[tuple[str, str | None]] = Counter()
+        self._times: Counter[tuple[str, str | None, str | None]] = Counter()
+        self._before: Mapping[str, bytes] = {}
+        """The mail that was there when the run was resumed."""
+        self._ignored: set[bytes] = set()
         self._used: set[str] = set()
         self._flying: set[str] = set()
         """The calls whose bodies are running, and the model calls."""
@@ -78,14 +82,18 @@ class Questions:
         self._draining = 0
         self._changed = threading.Condition()
 
-    def id_of(self, place: str, digest: str | None) -> str:
-        """The id of the next question here about this: another process that comes here finds the same."""
-        text = f"{place} {digest} {self._times[place, digest]}"
+    def id_of(self, place: str, digest: str | None, key: bytes | None) -> str:
+        """The id of the next question here about this: another process that comes here finds the same.
+
+        Whoever asks with another key asks another question, and never finds an answer that was signed for this one.
+        """
+        signer = signer_of(key)
+        text = f"{place} {digest} {self._times[place, digest, signer]}{f' {signer}' if signer else ''}"
         return f"question_{self._recorder.opaque(hashlib.sha256(text.encode()).hexdigest())[:16]}"
 
-    def knows(self, place: str, digest: str | None) -> bool:
+    def knows(self, place: str, digest: str | None, key: bytes | None) -> bool:
         """Whether that question was asked already, maybe by another process."""
-        return self.id_of(place, digest) in self._recorder.story.questions
+        return self.id_of(place, digest, key) in self._recorder.story.questions
 
     def ask(self, run: Run, matter: Matter) -> Generator[Effect, Any, Answer]:
         """The answer: from the journal, by mail, or waited for.
@@ -93,10 +101,10 @@ class Questions:
         Raises EffectTimeout where nobody answered in time, LoopGuardError where the run was stopped meanwhile, and
         where it isn't waited for in place the refusal that parks the run, once its other calls have come to an end.
         """
-        story, number = self._recorder.story, self.id_of(matter.place, matter.digest)
-        self._times[matter.place, matter.digest] += 1
+        story, number = self._recorder.story, self.id_of(matter.place, matter.digest, matter.key)
+        self._times[matter.place, matter.digest, signer_of(matter.key)] += 1
         self._used.add(number)
-        known = story.answers.get(number)
+        known = self._known(number, matter)
         if known is None:
             if matter.timeout is None and self._recorder.redacts:
                 raise ConfigurationError(
@@ -110,10 +118,29 @@ class Questions:
             if answer is None:
                 yield from self._park(number, matter)
             assert answer is not None
-            known = self._take_up(run, asked, answer)
+            known = answered(self._take_up(run, asked, answer))
         if known.decision == "timeout":
             raise EffectTimeout
-        return answered(known)
+        return known
+
+    def _known(self, number: str, matter: Matter) -> Answer | None:
+        """What an earlier process has taken up. JournalError where that isn't what was asked, or said, then."""
+        story = self._recorder.story
+        asked, event = story.questions.get(number), story.answers.get(number)
+        if asked is None:
+            return None
+        same = (asked.kind, asked.call_id, asked.digest) == (matter.kind, matter.call_id, matter.digest)
+        if not same or (event is not None and not self._signed(asked, event, matter.key)):
+            raise JournalError(f"what the journal says of {number} isn't what was asked and answered: it was changed")
+        return None if event is None else answered(event)
+
+    def _signed(self, asked: events.QuestionAsked, event: events.QuestionAnswered, key: bytes | None) -> bool:
+        """Whether the mail that an answer came by is signed: whoever can write mail can write events, too."""
+        if key is None:
+            return True
+        mail = opened(self._before.get(asked.question_id, b""), asked, key)
+        told = answered(event)
+        return mail is not None and replace(mail, at=0.0) == replace(told, at=0.0)
 
     def input(self, run: Run, key: str, prompt: str | None = None) -> Generator[Effect, Any, Any]:
         """The value that somebody gives; the run is parked where nobody has yet. ``key`` names it in this run."""
@@ -145,6 +172,7 @@ class Questions:
             digest=matter.digest,
             prompt=matter.prompt,
             expires_at=None if matter.timeout is None else now + matter.timeout,
+            signer=signer_of(matter.key),
         )
         recorder.story.questions[id] = asked
         self._emit(run, asked)
@@ -188,6 +216,7 @@ class Questions:
         """Take up what came by mail since the run was left, and can't wait: a stop, and what is said of uncertain
         calls, since the counters depend on it."""
         story, mail = self._recorder.story, self._mail()
+        self._before = mail
         if STOP in mail:
             run.stop(stop_reason(mail[STOP]))
         open_ones = {
@@ -209,7 +238,8 @@ class Questions:
 
     def _read(self, mail: bytes | None, asked: events.QuestionAsked, key: bytes | None) -> Answer | None:
         answer = None if mail is None else opened(mail, asked, key)
-        if mail is not None and answer is None:
+        if mail is not None and answer is None and mail not in self._ignored:
+            self._ignored.add(mail)
             _log.warning(
                 "an answer to %s was ignored: unreadable, or it isn't signed with the Inbox's key", asked.question_id
             )
@@ -258,6 +288,15 @@ class Questions:
 
     # -- other calls in flight -------------------------------------------------------------------
 
+    @contextmanager
+    def in_flight(self, key: str) -> Iterator[None]:
+        """While a generator makes an item; between them it waits for its consumer, who may be parked."""
+        self.took_off(key)
+        try:
+            yield
+        finally:
+            self.landed(key)
+
     def took_off(self, key: str) -> None:
         """A body begins, or a model is asked."""
         self._flying.add(key)
@@ -281,22 +320,25 @@ class Questions:
 
     # -- what was said before --------------------------------------------------------------------
 
-    def said_before(self, digest: str) -> tuple[int, events.QuestionAnswered | None, bool]:
-        """Of this exact call, in iterations that are over: how often it was asked about, what was said last, and
-        whether a tool call has come to its end since."""
+    def said_before(self, digest: str, key: bytes | None) -> tuple[int, events.QuestionAnswered | None, bool]:
+        """Of this exact call, in iterations that are over: how often an Inbox with this key asked about it, what was
+        said last, and whether a tool call has come to its end since."""
         recorder = self._recorder
         story = recorder.story
         asked = [
             question
             for question in story.questions.values()
-            if question.kind == "approval" and question.digest == digest and not recorder.runs_again(question)
+            if question.kind == "approval"
+            and (question.digest, question.signer) == (digest, signer_of(key))
+            and not recorder.runs_again(question)
         ]
-        answers = [story.answers[question.question_id] for question in asked if question.question_id in story.answers]
+        found = [(question, story.answers.get(question.question_id)) for question in asked]
+        answers = [said for question, said in found if said is not None and self._signed(question, said, key)]
         last = max(answers, key=lambda answer: answer.at, default=None)
         ended = [call.finished.at for call in story.calls.values() if call.finished is not None]
         return len(asked), last, last is not None and any(at > last.at for at in ended)
 
-    def unused_yes(self, tool: str) -> events.QuestionAsked | None:
+    def unused_yes(self, tool: str, key: bytes | None) -> events.QuestionAsked | None:
         """An approval of this tool, given in the iteration that is run again, that no call has come for yet.
 
         It is used up by that: a call with other arguments may be the one that was meant, and is refused once.
@@ -304,7 +346,7 @@ class Questions:
         story = self._recorder.story
         mail: Mapping[str, bytes] | None = None
         for name, asked in story.questions.items():
-            if name in self._used or asked.kind != "approval" or asked.tool != tool:
+            if name in self._used or (asked.kind, asked.tool, asked.signer) != ("approval", tool, signer_of(key)):
                 continue
             if asked.call_id in story.calls or not self._recorder.runs_again(asked):
                 continue
@@ -312,7 +354,7 @@ class Questions:
             decision = None if answer is None else answer.decision
             if answer is None:
                 mail = self._mail() if mail is None else mail
-                found = opened(mail[name], asked, None) if name in mail else None
+                found = opened(mail[name], asked, key) if name in mail else None
                 decision = None if found is None else found.decision
             if decision in ("approve", "edit"):
                 self._used.add(name)

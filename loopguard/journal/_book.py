@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from loopguard._approval import Approval, read_answer
 from loopguard._config import Codec, check_codec, settings
 from loopguard._events import Event, QuestionAsked
 from loopguard.exceptions import AlreadyDecided, JournalError, LoopGuardError, RunConflict, RunNotFound
-from loopguard.journal._answers import Answer, Question, answered, check_key, opened, sealed
+from loopguard.journal._answers import Answer, Question, answered, check_key, opened, sealed, signer_of
 from loopguard.journal._at_rest import letter, read_letter
 from loopguard.journal._codec import shown
 from loopguard.journal._export import TORN, line, records
@@ -25,6 +25,7 @@ from loopguard.journal._protocol import STOP, Journal, Row, RunInfo
 from loopguard.journal._rows import PAYLOAD, Stored, first_broken, read_events
 from loopguard.journal._states import State
 from loopguard.journal._writer import Writer
+from loopguard.redaction import redact_error
 
 __all__ = ["OpenJournal", "Reading", "open"]
 
@@ -116,6 +117,11 @@ class OpenJournal:
         """
         run, question, asked = self._find(question_id)
         said = _read(question, answer, result, by)
+        if asked.signer not in (None, signer_of(self._key)):
+            raise JournalError(
+                f"only an answer that is signed with the Inbox's key counts for {question_id}: give it to "
+                f"journal.open(url, key=…) (--key-file)"
+            )
         if question.hidden and said.decision in ("approve", "edit") and not allow_hidden:
             raise JournalError(
                 f"something in {question_id} is hidden, and a yes would be about what can't be seen: look at the "
@@ -283,13 +289,20 @@ def _read(question: Question, said: Any, result: Any, by: str | None) -> Answer:
                 f"{question.id} asks for a value, not for a yes or no: answer with the value; in a shell, loopguard "
                 f"answer {question.id} VALUE"
             )
-        plain: Any = from_json(shown(said))
-        return Answer("given", result=plain, by=by, at=now)
+        return Answer("given", result=_json(said, question), by=by, at=now)
     if said not in ("ran", "not_run"):
         raise JournalError(
             f"{question.id} is about a call that may have run: answer 'ran', with its result, or 'not_run'"
         )
-    return Answer(said, result=from_json(shown(result)) if said == "ran" else None, by=by, at=now)
+    return Answer(said, result=_json(result, question) if said == "ran" else None, by=by, at=now)
+
+
+def _json(value: Any, question: Question) -> Any:
+    """The value as the run will read it. JournalError where JSON has nothing for it."""
+    try:
+        return from_json(to_json(value, inf_nan_mode="strings", bytes_mode="base64"))
+    except ValueError as exc:
+        raise JournalError(f"{question.id} is answered with JSON data: {redact_error(exc)}") from None
 
 
 def _told(answer: Answer) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Generator
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, TypeAlias
 
 __all__ = ["ITEMS", "AsyncNoting", "Noting", "play", "play_async"]
 
@@ -11,13 +12,19 @@ ITEMS = 10_000
 """Items of a generator tool that are recorded; with more, the call can't be replayed."""
 
 
-class Noting:
-    """A generator that notes what it yields."""
+InFlight: TypeAlias = Callable[[], AbstractContextManager[None]]
 
-    def __init__(self, fn: Callable[..., Any], items: list[Any], *args: Any, **kwargs: Any) -> None:
+
+class Noting:
+    """A generator that notes what it yields, and when it is at work."""
+
+    def __init__(
+        self, fn: Callable[..., Any], items: list[Any], in_flight: InFlight, *args: Any, **kwargs: Any
+    ) -> None:
         items.clear()
         self._generator = fn(*args, **kwargs)
         self._items = items
+        self._in_flight = in_flight
 
     def _note(self, item: Any) -> Any:
         if len(self._items) <= ITEMS:
@@ -28,32 +35,40 @@ class Noting:
         return self
 
     def __next__(self) -> Any:
-        return self._note(next(self._generator))
+        with self._in_flight():
+            return self._note(next(self._generator))
 
     def send(self, value: Any) -> Any:
-        return self._note(self._generator.send(value))
+        with self._in_flight():
+            return self._note(self._generator.send(value))
 
     def throw(self, exc: BaseException) -> Any:
-        return self._note(self._generator.throw(exc))
+        with self._in_flight():
+            return self._note(self._generator.throw(exc))
 
     def close(self) -> None:
-        self._generator.close()
+        with self._in_flight():
+            self._generator.close()
 
 
 class AsyncNoting(Noting):
     """The same, async."""
 
     async def __anext__(self) -> Any:
-        return self._note(await self._generator.__anext__())
+        with self._in_flight():
+            return self._note(await self._generator.__anext__())
 
     async def asend(self, value: Any) -> Any:
-        return self._note(await self._generator.asend(value))
+        with self._in_flight():
+            return self._note(await self._generator.asend(value))
 
     async def athrow(self, exc: BaseException) -> Any:
-        return self._note(await self._generator.athrow(exc))
+        with self._in_flight():
+            return self._note(await self._generator.athrow(exc))
 
     async def aclose(self) -> None:
-        await self._generator.aclose()
+        with self._in_flight():
+            await self._generator.aclose()
 
 
 def play(items: list[Any], result: Any, error: BaseException | None) -> Generator[Any, Any, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -27,7 +28,7 @@ from loopguard.journal._fold import Call, RunStory, Story
 from loopguard.journal._growing import Growing
 from loopguard.journal._items import ITEMS, AsyncNoting, Noting, play, play_async
 from loopguard.journal._protocol import STOP, Lease
-from loopguard.journal._rows import PAYLOADS, Stored, first_link, write_event
+from loopguard.journal._rows import PAYLOADS, Stored, first_link, plain, write_event
 from loopguard.journal._states import Delta, States
 from loopguard.journal._writer import Writer
 from loopguard.redaction import redact, redact_text
@@ -144,6 +145,8 @@ class Recorder:
             return self._result(event, name, value, lost)
         if name == "error":
             data = error_data(value)
+            if isinstance(value, GeneratorExit) and self.parked:  # whoever took its items was unwound
+                data["unwound"] = True
             return shown({**data, "involved": involved(value)} if isinstance(event, events.RunEnded) else data)
         if name == "verdict":
             return self._verdict(event, lost)
@@ -424,7 +427,8 @@ class Recorder:
         inside = None
         if tool.colour in (GENERATOR, ASYNC_GENERATOR):  # between its items it is the consumer who makes calls
             call.yielded = []
-            call.fn = functools.partial(Noting if tool.colour == GENERATOR else AsyncNoting, call.fn, call.yielded)
+            noting = Noting if tool.colour == GENERATOR else AsyncNoting
+            call.fn = functools.partial(noting, call.fn, call.yielded, functools.partial(self.questions.in_flight, key))
         else:
             inside = INSIDE.set((*INSIDE.get(), key))
         try:
@@ -489,7 +493,8 @@ class Recorder:
             place=f"{key} {record.times if record is not None else 0}",
             tool=call.name,
             call_id=key,
-            arguments=call.arguments,
+            # an approver may have edited them: what has run is what was started
+            arguments=call.arguments if record is None else plain(record.started.arguments),
             digest=call.place["digest"],
             key=self.questions.key,
             code="uncertain",
@@ -522,6 +527,11 @@ class Recorder:
             items = self._read_items(finished, item_codec, tool)
             if finished.error is not None:
                 error = rebuilt(data_of(finished.error), tool.raises)
+                if finished.outcome == "closed":
+                    error = CheckpointError(
+                        f"{tool.name} was left after {len(items)} items before the interruption, and isn't run twice: "
+                        f"there are no more"
+                    )
             elif finished.result is not None:
                 result = _read(finished.result, result_codec, tool, "result")
         if tool.colour in (GENERATOR, ASYNC_GENERATOR):
@@ -638,9 +648,9 @@ def _digest(call: ToolCall) -> tuple[str, bool]:
     """The strict digest of a call, and whether another process would get the same; short for plain arguments."""
     arguments = call.arguments
     if call.instance is None and call.tool.own is None and set(map(type, arguments.values())) <= _ATOMS:
-        return hashlib.sha256(
-            repr((call.tool.ident, sorted(arguments.items()))).encode("utf-8", "surrogatepass")
-        ).hexdigest(), True
+        with contextlib.suppress(ValueError):  # an int of more digits than Python writes
+            text = repr((call.tool.ident, sorted(arguments.items())))
+            return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest(), True
     return call.digest()
 
 

@@ -58,7 +58,7 @@ class Inbox:
         from loopguard.journal._open import check_store
 
         self._store = None if store is None else check_store(store, "Inbox(store")
-        self._key = check_key(key, "Inbox(key=…)")
+        self.key = check_key(key, "Inbox(key=…)")
         if notify is not None and not callable(notify):
             raise ConfigurationError(f"Inbox(notify={notify!r}): give a callable that gets the question")
         if isinstance(drain, bool) or not isinstance(drain, int | float) or not 0 <= drain < 1e6:
@@ -92,7 +92,7 @@ class Inbox:
             arguments=subject.arguments,
             digest=digest,
             timeout=timeout,
-            key=self._key,
+            key=self.key,
             notify=self._notify,
             drain=self._drain,
             why=f"{subject.name} was not run: it needs an approval",
@@ -122,9 +122,9 @@ class Inbox:
     def _check_same(self, recorder: Recorder, call: ToolCall, digest: str | None) -> None:
         """A yes that was given before the interruption holds for the arguments that it was given about."""
         questions = recorder.questions
-        if recorder.resuming is None or questions.knows(call.idempotency_key, digest):
+        if recorder.resuming is None or questions.knows(call.idempotency_key, digest, self.key):
             return
-        other = questions.unused_yes(call.name)
+        other = questions.unused_yes(call.name, self.key)
         if other is not None:
             raise ToolCallRefused(
                 "approval_mismatch",
@@ -206,6 +206,6 @@ def key_of(guards: Iterable[Any]) -> bytes | None:
     for guard in guards:
         for guardrail in guard.guardrails:
             inbox = getattr(guardrail, "approver", None) or getattr(guardrail, "extend", None)
-            if isinstance(inbox, Inbox) and inbox._key is not None:
-                return inbox._key
+            if isinstance(inbox, Inbox) and inbox.key is not None:
+                return inbox.key
     return None

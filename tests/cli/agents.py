@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from loopguard import ApproveTool, Budget, Guard, Inbox, LoopLimit, MaxSteps, current_run, loop, tool
+from loopguard import ApproveTool, Budget, Flow, Guard, Inbox, LoopLimit, MaxSteps, current_run, loop, tool
 
 EVIL = "\x1b]0;owned\x07\u202egpj.exe"
 """A title for the terminal, and text that reads backwards."""
@@ -96,3 +96,6 @@ def sends(said: list[str]) -> list[str]:
 
 if __name__ == "__main__":
     {"listens": listens, "hurries": hurries, "sends": sends}[sys.argv[1]].run([], run_id="live")
+
+
+steps = Flow("steps", [lambda: 1])

@@ -180,7 +180,7 @@ def test_a_value_is_no_yes(command: Command, store: str) -> None:
 
 
 def test_a_signed_answer_needs_the_key(command: Command, store: str, tmp_path: Path) -> None:
-    """--key-file names what the Inbox has; an answer without it is none."""
+    """--key-file names what the Inbox has; an answer without it is refused."""
     key = tmp_path / "key"
     key.write_bytes(b"k" * 32 + b"\n")
 
@@ -191,7 +191,8 @@ def test_a_signed_answer_needs_the_key(command: Command, store: str, tmp_path: P
 
     agent.run(0, run_id="r1")
     question = asked(command, "--key-file", str(key))["id"]
-    command("approve", question)
+    assert "--key-file" in (unsigned := command("approve", question)).err
+    assert unsigned.code == 1
     assert agent.resume("r1").stop_reason == "waiting"
     assert command("approve", question, "--key-file", str(key)).code == 0
     assert agent.resume("r1").completed

@@ -65,6 +65,12 @@ def test_a_run_of_another_loop_or_none_exits_with_1(command: Command, store: str
     assert command("resume", f"tests.cli.agents:{target}", run_id).code == 1
 
 
+def test_a_flow_has_no_ceiling_to_raise(command: Command, store: str) -> None:
+    """--max is a mistake there, and no failure of the flow."""
+    done = command("resume", "tests.cli.agents:steps", "r1", "--max", "2")
+    assert (done.code, "--max" in done.err, "Traceback" in done.err) == (2, True, False)
+
+
 def test_a_module_in_the_current_folder_is_found(store: str, tmp_path: Path) -> None:
     """As `python -m` would find it, in a real process."""
     fetches.run(0, run_id="r1")

@@ -13,6 +13,7 @@ import pytest
 
 from loopguard import (
     AlreadyDecided,
+    Approval,
     ApproveTool,
     Budget,
     CheckpointError,
@@ -21,6 +22,7 @@ from loopguard import (
     Flow,
     Guard,
     Inbox,
+    JournalError,
     RunConflict,
     RunNotFound,
     StopReason,
@@ -545,6 +547,16 @@ def test_a_state_without_a_place_for_input_is_refused_before_anybody_is_asked(st
     assert journal.open(store).questions("all") == []
 
 
+@pytest.mark.parametrize("answer", [object(), "\ud800", Approval.approve()])
+def test_what_is_no_json_is_no_input(store: str, answer: Any) -> None:
+    """It would arrive as a text about it: nothing is decided, and the right answer still counts."""
+    flow = Flow("f", [await_input("a")], store=store)
+    flow.run(run_id="r")
+    with pytest.raises(JournalError):
+        flow.resume_with("r", answer)
+    assert flow.resume_with("r", 1).value == {"a": 1}
+
+
 def test_input_may_be_answered_elsewhere(store: str) -> None:
     """By journal.answer, while nobody drives the run; then a plain resume goes on."""
     flow = Flow("f", [await_input("a"), await_input("b")], store=store)
@@ -609,12 +621,13 @@ def test_an_approval_parks_a_flow(store: str, ran: list[str]) -> None:
 
 
 def test_answers_are_signed_where_the_flow_s_inbox_has_a_key(store: str) -> None:
-    """resume_with signs; an unsigned answer is none."""
+    """resume_with signs; an unsigned answer is refused."""
     key = b"0123456789abcdef"
     flow = Flow("f", [await_input("x")], guard=Guard(ApproveTool(Inbox(key=key))), store=store)
     flow.run(run_id="r")
     book = journal.open(store)
-    book.answer(book.questions()[0].id, "forged")
+    with pytest.raises(JournalError, match="signed"):
+        book.answer(book.questions()[0].id, "forged")
     assert flow.resume("r").stop_reason is StopReason.WAITING
     assert flow.resume_with("r", "real").value == {"x": "real"}
 

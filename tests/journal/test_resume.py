@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
@@ -426,6 +428,44 @@ def test_a_recorded_failure_of_the_evaluators_is_raised_again(store: str) -> Non
             step.run(0, run_id="r")
         assert failed.value.result.stop_reason is StopReason.EVALUATION_FAILED
     assert len(bodies) == 2
+
+
+def test_a_number_of_more_digits_than_python_writes_is_an_argument_like_any_other(store: str) -> None:
+    """Other processes know the call by it."""
+
+    @tool
+    def digits(n: int) -> int:
+        return n % 10
+
+    @loop(max=1, store=store)
+    def step(state: int) -> int:
+        return digits(10**5000 + 7)
+
+    assert step.run(0, run_id="r").value == 7
+
+
+def test_a_run_that_is_cancelled_while_it_is_opened_is_let_go_again(store: str) -> None:
+    """Whenever the cancellation comes, somebody else can drive it: here, too, though this process lives on."""
+
+    @loop(max=1, store=store)
+    async def step(state: int) -> int:
+        return state + 1
+
+    async def cancelled_after(turns: int, run_id: str) -> None:
+        task = asyncio.ensure_future(step.run(0, run_id=run_id))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    journal.open(store)  # its writer goes on for good; other threads end
+    before = set(threading.enumerate())
+    for turns in range(12):
+        asyncio.run(cancelled_after(turns, f"r{turns}"))
+        for thread in set(threading.enumerate()) - before:
+            thread.join(10)
+        assert asyncio.run(step.run(0, run_id=f"r{turns}")).value == 1
 
 
 def test_generator_tools_give_their_recorded_items_again(store: str, ran: list[str]) -> None:

@@ -38,7 +38,11 @@ from loopguard import (
     loop,
     tool,
 )
+from loopguard._events import QuestionAsked
 from loopguard.journal import Question
+from loopguard.journal._answers import Answer, opened, sealed
+from loopguard.journal._asking import Questions
+from loopguard.journal._recorder import Recorder
 from loopguard.testing import capture
 
 KEY = b"sixteen bytes at least"
@@ -587,6 +591,43 @@ def test_only_an_approval_answers_a_request_for_one(answer: Any, store: str, ran
     assert only(book).status == "pending"
 
 
+def test_an_uncertain_call_is_asked_about_with_the_arguments_that_ran(
+    store: str, ran: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An approver had edited them: who looks at the bank looks for that amount."""
+
+    @tool
+    def pay(amount: int) -> str:
+        ran.append(f"pay {amount}")
+        raise SystemExit  # the process ends, and its journal with it
+
+    @loop(max=1, store=store, guard=gated())
+    def paying(state: str) -> str:
+        return pay(49)
+
+    paying.run("", run_id="r")
+    book = journal.open(store)
+    book.answer(only(book).id, Approval.edit({"amount": 20}))
+    with monkeypatch.context() as dead:
+        dead.setattr(Recorder, "record", _nothing_after(Recorder.record, "ToolStarted"))
+        with pytest.raises(SystemExit):
+            paying.resume("r")
+    assert paying.resume("r").stop_reason is StopReason.WAITING
+    assert (ran, only(book).kind, only(book).arguments) == (["pay 20"], "uncertain", {"amount": 20})
+
+
+def _nothing_after(record: Callable[..., None], last: str) -> Callable[..., None]:
+    over: list[bool] = []
+
+    def until(self: Recorder, event: Any) -> None:
+        if not over:
+            record(self, event)
+        if type(event).__name__ == last:
+            over.append(True)
+
+    return until
+
+
 def test_a_question_that_is_not_there_is_an_error(store: str, ran: list[str]) -> None:
     """C40: one whose run is gone, and one that never was."""
     pay_loop(store, ran, gated()).run("", run_id="r")
@@ -622,10 +663,12 @@ def test_an_answer_that_is_not_signed_with_the_key_does_not_count(
     """Unsigned and wrongly signed: it is ignored and logged, the run waits on, and the right one still counts."""
     paying = pay_loop(store, ran, gated(key=KEY))
     paying.run("", run_id="r")
+    ((_, asked),) = journal.open(store)._asked(journal.open(store).run("r"))
+    before = None
     for wrong in (None, OTHER_KEY):
-        book = journal.open(store, key=wrong)
-        with contextlib.suppress(AlreadyDecided):
-            book.answer(only(journal.open(store, key=KEY)).id, True)
+        with pytest.raises(JournalError, match="signed with the Inbox's key"):
+            journal.open(store, key=wrong).answer(asked.question_id, True)
+        before = forge(store, asked, wrong, before)
         caplog.clear()
         with caplog.at_level(logging.WARNING, "loopguard"):
             assert paying.resume("r").stop_reason is StopReason.WAITING
@@ -634,6 +677,86 @@ def test_an_answer_that_is_not_signed_with_the_key_does_not_count(
     right = journal.open(store, key=KEY)
     right.answer(only(right).id, Approval.approve(), by="ann")
     assert paying.resume("r").value == "paid 10"
+
+
+def forge(store: str, asked: QuestionAsked, key: bytes | None, before: bytes | None = None) -> bytes:
+    """A yes written by whoever can write the store."""
+    body = sealed(Answer("approve", grant="run"), asked, key)
+    journal.open(store)._writer.use(lambda kept: kept.post("r", asked.question_id, body, before))
+    return body
+
+
+def two_inboxes(store: str, ran: list[str], *keys: bytes | None, max: int = 1) -> Any:
+    """A loop that pays, once somebody for each key has said yes."""
+
+    @tool
+    def pay(amount: int) -> str:
+        ran.append("pay")
+        return "paid"
+
+    guards = [ApproveTool(Inbox(key=key), only="pay") for key in keys]
+
+    @loop(max=max, store=store, guard=Guard(*guards), name="paying")
+    def paying(state: str) -> str:
+        return pay(10)
+
+    return paying
+
+
+@pytest.mark.parametrize("left", [OTHER_KEY, None], ids=["another key", "no key"])
+def test_the_yes_of_one_inbox_is_none_to_another(left: bytes | None, store: str, ran: list[str]) -> None:
+    """The first has said yes when the program loses it: the second is asked all the same."""
+    paying = two_inboxes(store, ran, KEY, left)
+    paying.run("", run_id="r")
+    book = journal.open(store, key=KEY)
+    book.answer(only(book).id, True)
+    assert paying.resume("r").stop_reason is StopReason.WAITING
+    assert two_inboxes(store, ran, left).resume("r").stop_reason is StopReason.WAITING
+    assert ran == []
+    other = journal.open(store, key=left)
+    other.answer(only(other).id, True)
+    assert two_inboxes(store, ran, left).resume("r").value == "paid"
+
+
+def test_a_grant_of_one_inbox_is_none_of_another(store: str, ran: list[str]) -> None:
+    """For the run from the second, once from the first: in the next iteration the first is asked again."""
+    paying = two_inboxes(store, ran, KEY, OTHER_KEY, max=2)
+    paying.run("", run_id="r")
+    for key, said in ((KEY, Approval.approve()), (OTHER_KEY, Approval.approve(grant="run"))):
+        book = journal.open(store, key=key)
+        book.answer(only(book).id, said)
+        result = two_inboxes(store, ran, KEY, OTHER_KEY, max=2).resume("r")
+    assert (result.stop_reason, result.iterations, ran) == (StopReason.WAITING, 1, ["pay"])
+    assert two_inboxes(store, ran, KEY, OTHER_KEY, max=2).resume("r").stop_reason is StopReason.WAITING
+    book = journal.open(store, key=KEY)
+    book.answer(only(book).id, True)
+    assert two_inboxes(store, ran, KEY, OTHER_KEY, max=2).resume("r").value == "paid"
+    assert ran == ["pay", "pay"]
+
+
+def test_an_answer_written_into_the_journal_itself_is_no_yes(
+    store: str, ran: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever can write mail can write events, too: where there is a key, what is recorded counts by its signature."""
+    paying = pay_loop(store, ran, gated(key=KEY))
+    paying.run("", run_id="r")
+    ((_, asked),) = journal.open(store)._asked(journal.open(store).run("r"))
+    forge(store, asked, None)
+    with monkeypatch.context() as other:  # a program without the key writes the event, with a chain that is whole
+        other.setattr(Questions, "_read", lambda self, mail, asked, key: mail and opened(mail, asked, None))
+        other.setattr(Questions, "_emit", _then_die)
+        with pytest.raises(SystemExit):
+            paying.resume("r")
+    assert journal.open(store).story("r").answers
+    assert journal.open(store).verify("r") is None
+    result = paying.resume("r")
+    assert (result.stop_reason, ran) == (StopReason.APPROVAL, [])
+    assert "it was changed" in str(result.error)
+
+
+def _then_die(self: Questions, run: Any, event: Any) -> None:
+    self._recorder.record(event)
+    raise SystemExit
 
 
 def test_a_signed_answer_holds_only_for_its_own_question(store: str, ran: list[str]) -> None:
@@ -940,6 +1063,57 @@ def test_a_caller_that_is_unwound_is_recorded_as_parked(store: str, ran: list[st
     book.answer(only(book).id, True)
     assert working.resume("r").value == "paid"
     assert ran == ["helper", "helper", "pay"]
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_a_generator_that_waits_for_its_parked_consumer_is_not_waited_for(
+    colour: str, store: str, ran: list[str]
+) -> None:
+    """It isn't at work; when the run goes on, it begins again, as a caller does."""
+
+    @tool
+    def orders(n: int) -> Any:
+        yield from range(n)
+
+    @tool
+    async def orders_async(n: int) -> Any:
+        for i in range(n):
+            yield i
+
+    @tool
+    def pay(amount: int) -> int:
+        ran.append(f"pay {amount}")
+        return amount
+
+    guard = Guard(ApproveTool(Inbox(), only="pay"))
+
+    @loop(max=1, store=store, guard=guard)
+    def working(state: int) -> int:
+        total = 0
+        for each in orders(2):
+            total += pay(each)
+        return total
+
+    @loop(max=1, store=store, guard=guard)
+    async def working_async(state: int) -> int:
+        total = 0
+        async for each in orders_async(2):
+            total += pay(each)
+        return total
+
+    def go(run: Callable[..., Any], *args: Any) -> Any:
+        return asyncio.run(run(*args, run_id="r")) if colour == "async" else run(*args, run_id="r")
+
+    looped: Any = working if colour == "sync" else working_async
+    started = time.monotonic()
+    result = go(looped.run, 0)
+    for _ in range(2):
+        assert result.stop_reason is StopReason.WAITING
+        book = journal.open(store)
+        book.answer(only(book).id, True)
+        result = go(looped.resume)
+    assert (result.value, ran) == (1, ["pay 0", "pay 1"])
+    assert time.monotonic() - started < 10
 
 
 def test_a_sibling_that_never_ends_is_not_waited_for_for_ever(
