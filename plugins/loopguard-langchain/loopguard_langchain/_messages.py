@@ -75,7 +75,7 @@ _VENDORS = {
 def model_of(model: Any) -> tuple[str, str]:
     """(name, vendor) of a chat model, as LangChain's own tracing calls them."""
     params = model._get_ls_params()
-    provider = params.get("ls_provider", "")
+    provider = params.get("ls_provider") or ""
     return params.get("ls_model_name") or provider, _VENDORS.get(provider, provider)
 
 
