@@ -175,7 +175,8 @@ class _File:
             named = re.search(r"\((\w+)", str(exc))  # constructors say MaxSteps(n=…)
             key = exc.key if isinstance(exc, _Wrong) else named[1] if named else None
             line = self._line(table, index, key)
-            where = "".join((self.path, f", line {line}" if line else "", f", [{display('.'.join(table))}]" if table else ""))
+            place = f", [{display('.'.join(table))}]" if table else ""
+            where = "".join((self.path, f", line {line}" if line else "", place))
             raise ConfigurationError(f"{where}: {exc}") from exc
 
     def _line(self, table: tuple[str, ...], index: int, key: str | None) -> int | None:
