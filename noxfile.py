@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import nox
 
@@ -42,13 +43,36 @@ def tests(session: nox.Session) -> None:
     session.run("pytest", *session.posargs)
 
 
+def oldest(session: nox.Session, *requirements: str) -> tuple[str, str]:
+    """The option of pip that takes the oldest versions that these allow, ``name>=1.2,<2``."""
+    constraints = Path(session.create_tmp(), "lowest.txt")
+    bounds = [bound.partition(",")[0].replace(">=", "==") for bound in requirements]
+    constraints.write_text("\n".join(bounds), encoding="utf-8")
+    return "--constraint", str(constraints)
+
+
+def project_of(folder: Path) -> dict[str, Any]:
+    """What the pyproject.toml in a folder says of its project."""
+    project: dict[str, Any] = tomllib.loads(Path(folder, "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return project
+
+
 @nox.session(python=FOUND[0])
 def lowest(session: nox.Session) -> None:
     """The whole suite with the oldest dependencies that pyproject.toml allows."""
-    project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project = project_of(Path())
     extras = project["optional-dependencies"]
     bounds = project["dependencies"] + extras["prices"] + extras["otlp"] + extras["cli"]
-    constraints = Path(session.create_tmp(), "lowest.txt")
-    constraints.write_text("\n".join(bound.replace(">=", "==") for bound in bounds), encoding="utf-8")
-    session.install(".[test]", "--constraint", str(constraints))
+    session.install(".[test]", *oldest(session, *bounds))
     session.run("pytest", *session.posargs)
+
+
+@nox.session(python=FOUND[0])
+def lowest_plugins(session: nox.Session) -> None:
+    """The suites of all plugins with the oldest dependencies that theirs allow."""
+    folders = sorted(path.parent for path in Path("plugins").glob("*/pyproject.toml"))
+    bounds = [bound for folder in folders for bound in project_of(folder)["dependencies"]]
+    bounds = [bound for bound in bounds if not bound.startswith("loopguard-agents")]
+    session.install(".[test]", *(f"./{folder}" for folder in folders), *oldest(session, *bounds))
+    for folder in folders:  # their conftest modules have one name
+        session.run("pytest", str(folder / "tests"), *session.posargs)

@@ -19,6 +19,7 @@ from loopguard.budgets import Budget
 from loopguard.exceptions import ConfigurationError
 from loopguard.guardrails import ApproveTool, CircuitBreaker, LoopLimit, MaxSteps, RateLimit, Retry, Timeout
 from loopguard.questions import Inbox, ask_in_terminal
+from loopguard.redaction import display
 
 __all__ = ["read_policy"]
 
@@ -31,6 +32,9 @@ KINDS: Mapping[str, Callable[..., Any]] = {
 """The guardrails that data can express. Which keys each takes, policy.schema.json says."""
 APPROVERS: Mapping[str, Callable[[], Any]] = {"inbox": Inbox, "terminal": lambda: ask_in_terminal}
 """Who can be asked, by the name that a policy file gives them. A plugin can't take one of these names."""
+
+_DEEPEST = 50
+"""How deep tables and arrays may stand within one another."""
 
 
 def read_policy(path: str | os.PathLike[str], make: Callable[..., G]) -> tuple[G, str]:
@@ -48,6 +52,9 @@ def read_policy(path: str | os.PathLike[str], make: Callable[..., G]) -> tuple[G
         raise ConfigurationError(f"the policy file {path!s} is not valid TOML: {exc}") from exc
     file = _File(str(path), text)
     guardrails: list[Any] = []
+    for name, value in document.items():
+        with file.part(name):
+            _check_size(value)
     with file.part():
         _check(document, schema())
     for name, value in document.items():
@@ -87,6 +94,17 @@ def _arguments(name: str, table: Any) -> dict[str, Any]:
         if unit in schema()["$defs"]["Budget"]["properties"] or not unit.isidentifier():
             raise _Wrong(f"{unit!r} is no unit of your own: give a name that isn't a key of [Budget]", unit)
     return {**arguments, **units}
+
+
+def _check_size(value: Any, key: str | None = None, depth: int = 1) -> None:
+    """Refuse what could not even be shown in a message: tomllib bounds neither integers nor dotted keys."""
+    if isinstance(value, int) and value.bit_length() > 63:
+        raise _Wrong(f"{key or 'it'} is an integer of {value.bit_length()} bits: give one of 64 at most", key)
+    if isinstance(value, dict | list):
+        if depth > _DEEPEST:
+            raise _Wrong(f"tables and arrays stand more than {_DEEPEST} deep within one another", key)
+        for name, inner in value.items() if isinstance(value, dict) else ((key, each) for each in value):
+            _check_size(inner, name, depth + 1)
 
 
 def _check(table: Any, rule: Mapping[str, Any]) -> None:
@@ -157,7 +175,8 @@ class _File:
             named = re.search(r"\((\w+)", str(exc))  # constructors say MaxSteps(n=…)
             key = exc.key if isinstance(exc, _Wrong) else named[1] if named else None
             line = self._line(table, index, key)
-            where = "".join((self.path, f", line {line}" if line else "", f", [{'.'.join(table)}]" if table else ""))
+            place = f", [{display('.'.join(table))}]" if table else ""
+            where = "".join((self.path, f", line {line}" if line else "", place))
             raise ConfigurationError(f"{where}: {exc}") from exc
 
     def _line(self, table: tuple[str, ...], index: int, key: str | None) -> int | None:

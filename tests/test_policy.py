@@ -148,6 +148,9 @@ def test_the_hash_is_on_the_spans_of_the_runs_it_governs(write: Write, exporter:
         ("[tools]\nsearch = 1", r"line 2, \[tools.search\]: 1 is no table"),
         ("[tools.'a.b']\nname = 'x'", r"line 2, \[tools.a.b\]: unknown key 'name'; allowed are: cost, approve"),
         ("[tools.x]\ncost = -1", r"line 2, \[tools.x\]: tool\(cost=-1\) is not an amount"),
+        (f"[MaxSteps]\nn = 0x{'f' * 6000}", r"line 2, \[MaxSteps\]: n is an integer of 24000 bits: give one of 64"),
+        (f"[MaxSteps]\nn{'.a' * 5000} = 1", r"\[MaxSteps\]: tables and arrays stand more than 50 deep"),
+        ('[tools."\\u001b[2J"]\ncost = -1', r"\[tools.\\x1b\[2J\]: tool\(cost=-1\)"),
         ("[MaxSteps]\nn = 1\nn = 2\n\n", r"policy.toml is not valid TOML: Cannot overwrite a value \(at line 3"),
     ],
 )

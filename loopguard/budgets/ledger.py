@@ -121,7 +121,7 @@ class Ledger(Protocol):
 
         The first that doesn't fit, in their order, is the Shortfall. Entries name different accounts or units.
         One of amount 0 always fits: it says where a later charge goes. If an entry's window isn't open the
-        answer is WrongWindow. After either the id may be tried again.
+        answer is WrongWindow, whether they fit or not. After either the id may be tried again.
         An id that is held with the same entries is reserved already. Raises ConfigurationError for an id whose
         reservation is over or was released before it came, and for one that is held with other entries.
         """

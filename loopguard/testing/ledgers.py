@@ -42,7 +42,8 @@ class LedgerContract:
                 self.clock.advance(seconds)
 
     A fixture of yours that runs by itself (``autouse=True``) may put on ``self`` what `make_ledger` needs. Ledgers
-    are closed after each test, where they have a ``close``. Async ledgers are driven in one event loop a test.
+    are closed after each test, where they have a ``close``. Async ledgers are driven in one event loop a test, but
+    for one that uses three.
     """
 
     examples = 30
@@ -279,6 +280,8 @@ class LedgerContract:
         assert self._do(ledger.reserve("a", [today], CHARGE)) == (Balance(0, 10, 0),), "delivered twice"
         assert self._do(ledger.settle("a", {"usd": 4})) is True
         self._check(ledger, TEAM, "usd", Balance(4, 0, 0))
+        full = Entry(TEAM, "usd", 97, 100, now - 50, now + 50)
+        assert isinstance(self._do(ledger.reserve("d", [full], CHARGE)), WrongWindow), "not what a past window lacks"
 
     def test_what_can_not_be_booked_changes_nothing(self) -> None:
         """Unknown ids, amounts out of range and doubled accounts are errors."""
@@ -297,7 +300,10 @@ class LedgerContract:
     def test_accounts_differ_in_every_field(self) -> None:
         """Names, keys and windows that look alike when they are joined are still different accounts."""
         ledger = self._open()
-        odd = [Account("a:b", "c", "d"), Account("a", "b:c", "d"), Account("a", "b", "c:d"), Account("", "", "a b c")]
+        odd = [Account(f"a{joint}b", "c", "d") for joint in _JOINTS]
+        odd += [Account("a", f"b{joint}c", "d") for joint in _JOINTS]
+        odd += [Account("a", "b", f"c{joint}d") for joint in _JOINTS]
+        odd += [Account(*each) for end in _ENDS for each in ((end, "", ""), ("", end, ""), ("", "", end))]
         for number, account in enumerate(odd):
             entries = [Entry(account, "usd", number + 1, None), Entry(account, "total", 9, None)]
             self._do(ledger.reserve(str(number), entries, CHARGE))
@@ -315,16 +321,44 @@ class LedgerContract:
         assert self._do(other.settle("a", {"usd": 50})) is True
         self._check(ledger, TEAM, "usd", Balance(50, 0, 0))
 
-    def test_many_at_once_never_reserve_more_than_the_cap(self) -> None:
-        """Of 32 that ask at once exactly as many get through as fit."""
+    def test_an_async_ledger_is_used_in_more_than_one_event_loop(self) -> None:
+        """loopguard renews leases in a loop of its own, while the program's is running, and again after that."""
         ledger = self._open()
+        if not inspect.iscoroutinefunction(ledger.reserve):
+            pytest.skip("this ledger isn't async")
+
+        async def elsewhere() -> None:
+            assert await ledger.renew("a", CHARGE) is True
+            if hasattr(ledger, "close"):
+                await ledger.close()
+
+        async def main() -> None:
+            await ledger.reserve("a", [_team(3)], CHARGE)
+            await asyncio.to_thread(asyncio.run, elsewhere())
+            assert await ledger.settle("a", {"usd": 2}) is True
+
+        self._runner.run(main())
+        asyncio.run(self._again(ledger))
+
+    async def _again(self, ledger: Any) -> None:
+        assert await ledger.balance(TEAM, "usd") == Balance(2, 0, 0)
+        if hasattr(ledger, "close"):
+            await ledger.close()
+
+    @pytest.mark.parametrize("wave", range(5), ids=lambda wave: f"wave {wave + 1}")  # a race isn't lost each time
+    def test_many_at_once_never_reserve_more_than_the_cap(self, wave: int) -> None:
+        """Of 32 that ask at once, as eight processes would, exactly as many get through as fit."""
+        ledger = self._open()
+        opened = [ledger, *(self.another(ledger) for _ in range(7))]
+        self._opened[:0] = opened[1:]
         entries = [_team(3, 50), Entry(USER, "usd", 3, None)]
         if inspect.iscoroutinefunction(ledger.reserve):
 
             async def spend(number: int) -> bool:
-                if isinstance(await ledger.reserve(str(number), entries, CHARGE), Shortfall):
+                mine = opened[number % 8]
+                if isinstance(await mine.reserve(str(number), entries, CHARGE), Shortfall):
                     return False
-                await ledger.settle(str(number), {"usd": 3})
+                await mine.settle(str(number), {"usd": 3})
                 return True
 
             async def all_at_once() -> list[bool]:
@@ -332,13 +366,15 @@ class LedgerContract:
 
             through = self._runner.run(all_at_once())
         else:
-            through = self._in_threads(
-                32,
-                lambda number: (
-                    not isinstance(ledger.reserve(str(number), entries, CHARGE), Shortfall)
-                    and ledger.settle(str(number), {"usd": 3})
-                ),
-            )
+
+            def spend_here(number: int) -> bool:
+                mine = opened[number % 8]
+                if isinstance(mine.reserve(str(number), entries, CHARGE), Shortfall):
+                    return False
+                mine.settle(str(number), {"usd": 3})
+                return True
+
+            through = self._in_threads(32, spend_here)
         assert sum(through) == 16, through
         for account in (TEAM, USER):
             self._check(ledger, account, "usd", Balance(48, 0, 0))
@@ -372,6 +408,8 @@ class LedgerContract:
         assert list(self._do(ledger.accounts())) == [*team, (USER, "usd", Balance(4, 0, 0))]
         assert list(self._do(ledger.accounts("team-a"))) == team
         assert list(self._do(ledger.accounts("nobody"))) == []
+        self.advance(61)
+        assert list(self._do(ledger.accounts("team-a")))[1] == (TEAM, "usd", Balance(6, 0, 0)), "the lease ran out"
 
     def test_any_history_keeps_the_books(self) -> None:
         """Any order of requests, deliveries in duplicate and passing time, against plain sums."""
@@ -386,6 +424,8 @@ class LedgerContract:
         )
 
 
+_JOINTS = ":/|.,-_% \t\n\x1f"
+_ENDS = ("x", "X", "x ", "x\n", "x\\", "x'", 'x"', "x*", "x%", "é", "e\u0301", "É")
 _CAPS = {(TEAM, "usd"): 100, (TEAM, "tokens"): 40, (USER, "usd"): 30, (USER, "tokens"): None}
 _PLACES = st.dictionaries(st.sampled_from(list(_CAPS)), st.integers(0, 30))
 _AMOUNTS = st.dictionaries(st.sampled_from(["usd", "tokens"]), st.integers(0, 60))

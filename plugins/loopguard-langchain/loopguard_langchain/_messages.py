@@ -74,15 +74,16 @@ _VENDORS = {
 
 def model_of(model: Any) -> tuple[str, str]:
     """(name, vendor) of a chat model, as LangChain's own tracing calls them."""
-    params = model._get_ls_params()
-    provider = params.get("ls_provider", "")
-    return params.get("ls_model_name") or provider, _VENDORS.get(provider, provider)
+    # a model that is configured at run time doesn't have it
+    params: dict[str, Any] = getattr(model, "_get_ls_params", dict)()
+    provider = params.get("ls_provider") or ""
+    return params.get("ls_model_name") or provider or type(model).__name__, _VENDORS.get(provider, provider)
 
 
 def max_tokens_of(request: ModelRequest[Any], otherwise: int | None) -> int | None:
     """The most output tokens that this call may have; None where nobody says."""
     model = request.model
-    profile = model.profile or {}
+    profile = getattr(model, "profile", None) or {}
     said = [request.model_settings.get(name) for name in _OUTPUT_LIMITS]
     said += [getattr(model, name, None) for name in _OUTPUT_LIMITS]
     said += [otherwise, profile.get("max_output_tokens")]
@@ -118,16 +119,17 @@ def usage_of(response: ModelResponse[Any]) -> tuple[Usage | None, str | None]:
     model = None
     for message in _answers(response):
         model = message.response_metadata.get("model_name") or model
-        said = message.usage_metadata
-        if said is None:
+        said = _counts(message.usage_metadata)
+        if "input_tokens" not in said or "output_tokens" not in said:
             return None, model
-        read: dict[str, Any] = {**(said.get("input_token_details") or {})}
-        written: dict[str, Any] = {**(said.get("output_token_details") or {})}
+        read = _counts(message.usage_metadata, "input_token_details")
+        written = _counts(message.usage_metadata, "output_token_details")
+        cached = [read[name] for name in ("cache_creation", "ephemeral_5m_input_tokens") if name in read]
         usage = Usage(
             input_tokens=said["input_tokens"],
             output_tokens=said["output_tokens"],
             cache_read_tokens=read.get("cache_read"),
-            cache_write_5m_tokens=_sum(read.get("cache_creation"), read.get("ephemeral_5m_input_tokens")),
+            cache_write_5m_tokens=sum(cached) if cached else None,
             cache_write_1h_tokens=read.get("ephemeral_1h_input_tokens"),
             thinking_tokens=written.get("reasoning"),
         )
@@ -135,9 +137,12 @@ def usage_of(response: ModelResponse[Any]) -> tuple[Usage | None, str | None]:
     return total, model
 
 
-def _sum(*counts: Any) -> int | None:
-    known = [count for count in counts if isinstance(count, int)]
-    return sum(known) if known else None
+def _counts(said: Any, name: str | None = None) -> dict[str, int]:
+    """The numbers of tokens in a usage, or in one of its details: of what an integration says only counts count."""
+    given = said if isinstance(said, dict) else {}
+    if name is not None:
+        return _counts(given.get(name))
+    return {key: value for key, value in given.items() if type(value) is int and value >= 0}
 
 
 def data_of_response(response: ModelResponse[Any]) -> dict[str, Any] | None:

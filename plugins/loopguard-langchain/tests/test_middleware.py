@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware, ModelRetryMiddleware
+from langchain.chat_models import init_chat_model
 from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.tools import StructuredTool
 from langchain_core.tools import tool as langchain_tool
@@ -41,6 +42,7 @@ from loopguard import (
 from loopguard.testing import capture
 from loopguard.typing import ModelCalled, ModelReplayed, ToolReplayed
 from loopguard_langchain import GuardMiddleware
+from loopguard_langchain._messages import model_of
 
 
 def look(place: str) -> str:
@@ -432,6 +434,23 @@ def test_what_the_model_does_not_report_costs_the_reservation(way: Any) -> None:
     with Guard(Budget(usd=1)).scope() as run:
         way.run(agent, INPUT)
         assert run.spent("usd") > Decimal("0.01")
+
+
+@pytest.mark.parametrize("said", [{}, {"output_tokens": 10}, {"input_tokens": -9, "output_tokens": 10}], ids=str)
+def test_a_usage_that_can_not_be_read_costs_the_reservation(way: Any, said: Any) -> None:
+    """The answer was paid for: it reaches the program whatever its integration says."""
+    message = AIMessage("done")
+    message.usage_metadata = said  # pydantic doesn't look
+    agent, _ = agent_of([message], [way.tool(look)])
+    with Guard(Budget(usd=1)).scope() as run:
+        way.run(agent, INPUT)
+        assert run.spent("usd") > Decimal("0.01")
+
+
+def test_a_model_that_is_chosen_at_run_time_is_known_by_its_class() -> None:
+    """It has no name before; its price is unknown, and its tokens are counted."""
+    configurable = init_chat_model(configurable_fields="any")
+    assert model_of(configurable) == (type(configurable).__name__, "")
 
 
 class Refused(Exception):

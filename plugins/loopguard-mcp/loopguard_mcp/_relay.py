@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import contextvars
 import itertools
+import json
 import secrets
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Protocol, TypeAlias
 
 import anyio
@@ -29,6 +30,7 @@ from mcp_types import (
     RequestId,
 )
 from opentelemetry.context import attach
+from pydantic import ValidationError
 
 from loopguard import ConfigurationError, LoopHalted, charge, telemetry
 from loopguard.redaction import display, display_name, redact_error
@@ -95,8 +97,8 @@ class Relay:
     async def run(self, from_agent: Reads, from_server: Reads) -> bool:
         """Pass messages on until one side ends; whether that was the agent. If not, each request gets an error."""
         async with asyncio.TaskGroup() as self._group:
-            agent = self._group.create_task(self._read(from_agent, self._from_agent))
-            server = self._group.create_task(self._read(from_server, self._from_server))
+            agent = self._group.create_task(self._read(from_agent, self._from_agent, self._unread_from_agent))
+            server = self._group.create_task(self._read(from_server, self._from_server, self._unread_from_server))
             await asyncio.wait({agent, server}, return_when=asyncio.FIRST_COMPLETED)
             self._over = True
             by_agent = agent.done()
@@ -111,11 +113,18 @@ class Relay:
                 task.cancel()
         return by_agent
 
-    async def _read(self, side: Reads, handle: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
+    async def _read(
+        self,
+        side: Reads,
+        handle: Callable[[Any], Coroutine[Any, Any, None]],
+        unread: Callable[[RequestId, bool], Coroutine[Any, Any, None]],
+    ) -> None:
         with contextlib.suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
             async for item in side:
                 if isinstance(item, Exception):
                     self._tell(f"dropped a line that is no message of MCP: {display(redact_error(item), 200)}")
+                    for name, asks in _meant(item):
+                        await unread(name, asks)
                 else:
                     await handle(item.message)
 
@@ -146,6 +155,14 @@ class Relay:
         elif message.id in self._asked:
             self._asked.discard(message.id)
             self._send_server(message)
+
+    async def _unread_from_agent(self, id: RequestId, asks: bool) -> None:
+        """Whoever waits for what couldn't be read gets an error, or it would wait for ever."""
+        if asks and id not in self._requests:
+            await self._send(self._to_agent, _error(id, INVALID_REQUEST, UNREAD))
+        elif not asks and id in self._asked:
+            self._asked.discard(id)
+            self._send_server(_error(id, INVALID_REQUEST, UNREAD))
 
     async def _request(self, request: JSONRPCRequest) -> None:
         answer: JSONRPCMessage
@@ -296,11 +313,40 @@ class Relay:
             self._asked.add(message.id)
             await self._send(self._to_agent, message)
 
+    async def _unread_from_server(self, id: RequestId, asks: bool) -> None:
+        future = self._waiting.get(id)
+        if asks:
+            self._send_server(_error(id, INVALID_REQUEST, UNREAD))
+        elif future is not None and not future.done():
+            future.set_exception(MCPError(INTERNAL_ERROR, f"the server's answer can't be passed on: {UNREAD}"))
+
     def _drop(self, side: str, method: str) -> None:
         self._tell(f"not passed on, from {side}: {display(method, 200)}")
 
 
 ENDED = "the MCP server has ended; what loopguard mcp-proxy wrote to standard error says how"
+UNREAD = "it is no message of MCP; what loopguard mcp-proxy wrote to standard error says why"
+
+
+def _meant(error: Exception) -> Iterator[tuple[RequestId, bool]]:
+    """(id, whether it is a request) of what stands in a line that the SDK couldn't read, a batch too.
+
+    It refuses half an emoji, for example, which JSON allows and JavaScript writes.
+    """
+    for each in error.errors(include_url=False) if isinstance(error, ValidationError) else ():
+        given, place = each["input"], each["loc"]
+        if each["type"] == "json_invalid":
+            try:
+                given = json.loads(given)
+            except (ValueError, RecursionError):
+                return
+        elif len(place) != (2 if each["type"] == "missing" else 1):
+            continue  # about a part of it
+        for message in given if isinstance(given, list) else [given]:
+            name: Any = message.get("id") if isinstance(message, dict) else None
+            if type(name) in (int, str) and str(name).isprintable():
+                yield name, "method" in message
+        return
 
 
 def _error(id: RequestId, code: int, message: str) -> JSONRPCError:

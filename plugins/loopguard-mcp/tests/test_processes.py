@@ -178,6 +178,31 @@ def test_a_listing_without_end_is_given_up(bench: Any) -> None:
     assert answer["error"]["message"] == "the server's list of tools doesn't end after 1000 pages"
 
 
+@pytest.mark.parametrize("answer", ["half", "list"])
+def test_an_answer_that_cannot_be_read_ends_its_call(bench: Any, answer: str) -> None:
+    """Half an emoji, and a result that is none: the agent gets an error, and the session goes on."""
+    bench.tools({"name": answer, "inputSchema": {"type": "object"}})
+    with started(bench, "raw.py") as proxy:
+        assert "can't be passed on" in tell(proxy, 2, "tools/call", {"name": answer})["error"]["message"]
+        assert tell(proxy, 3, "ping", {})["id"] == 3
+
+
+def test_a_request_that_cannot_be_read_is_answered(bench: Any) -> None:
+    """With half an emoji, with arguments that are none, and each one of a batch."""
+    with started(bench, "demo.py") as proxy:
+        for number, params in enumerate(({"name": "search", "arguments": {"query": "\ud83d"}}, [1]), 2):
+            answer = tell(proxy, number, "tools/call", params)
+            assert (answer["id"], answer["error"]["code"]) == (number, -32600)
+        assert proxy.stdin is not None
+        assert proxy.stdout is not None
+        proxy.stdin.write(
+            '[{"jsonrpc": "2.0", "id": 4, "method": "ping"}, {"jsonrpc": "2.0", "id": "5", "method": "ping"}]\n'
+        )
+        proxy.stdin.flush()
+        assert [json.loads(proxy.stdout.readline())["id"] for _ in range(2)] == [4, "5"]
+    assert bench.ran == []
+
+
 def test_an_id_in_use_is_not_taken_twice(bench: Any) -> None:
     """The second request of an id is refused, the first is answered."""
     bench.policy('[ApproveTool]\napprover = "asker"\nonly = "pay"\n')

@@ -23,6 +23,13 @@ def missing(reason: str) -> None:
     pytest.skip(reason)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A server to test with needn't keep its data, as those of a fresh Redis don't."""
+    for item in items:
+        if "url" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.filterwarnings("ignore:.* may forget:loopguard.LoopGuardWarning"))
+
+
 @pytest.fixture
 def url() -> str:
     """An empty database. The tests empty it, so they refuse one that somebody else has written to."""

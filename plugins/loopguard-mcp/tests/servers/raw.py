@@ -48,6 +48,10 @@ def result_of(request: dict[str, Any]) -> dict[str, Any]:
         send(id="server-1", method="strange/request", params={})
         send(id="server-2", method="sampling/createMessage", params={"messages": [], "maxTokens": 1})
         send(id="nobody asked", result={})
+    if method == "tools/call" and params["name"] == "half":
+        return {"content": [{"type": "text", "text": "half an emoji: \ud83d"}]}
+    if method == "tools/call" and params["name"] == "list":
+        return []  # type: ignore[return-value]  # no result
     if method == "tools/call" and params["name"] == "echo":
         sys.stderr.write(f"traced {params['_meta']['traceparent']}\n")
         sys.stderr.flush()
