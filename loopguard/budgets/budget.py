@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal, Protocol
@@ -140,6 +141,10 @@ class Budget:
             )
 
     def _check_period(self) -> None:
+        if len(self.ledger_name) > 200 or re.search("[\ud800-\udfff]", self.ledger_name):
+            raise ConfigurationError(
+                f"Budget(name={self.ledger_name[:80]!r}): give at most 200 characters, and no lone surrogates"
+            )
         if isinstance(self.key, str):
             check_id(self.key, "Budget(key")
         elif self.key is not None and not callable(self.key):

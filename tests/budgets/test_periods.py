@@ -792,6 +792,8 @@ def test_a_ledger_that_is_none_is_an_error(ledger: Any, said: str, monkeypatch: 
         {"on_ledger_error": "allow_local", "local_allowance": {"tokens": 5}},
         {"extend": lambda call: True, "extend_by": 1},
         {"usd": 10**19},
+        {"name": "half an emoji: \ud83d"},
+        {"name": "x" * 201},
         {"per": "run", "ledger": "memory:"},
         {"per": "run", "ledger": None, "key": "team-a"},
         {"per": "run", "ledger": None, "tz": "Europe/Berlin"},

@@ -193,7 +193,7 @@ local amounts = {}
 for place = 6, #ARGV, 2 do amounts[ARGV[place]] = ARGV[place + 1] end
 over()
 for name, _, ends, amount in string.gmatch(entries or '', ENTRY) do
-    local book, paid, covered = read(name), amounts[string.match(name, '[^/]*$')] or '0', amount
+    local book, paid, covered = read(name), amounts[string.match(name, '^.*/(.*)$')] or '0', amount
     if state == 'held' then
         book.reserved = minus(book.reserved, amount)
     else -- what the expiry did makes way for what the call cost
