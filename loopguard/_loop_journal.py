@@ -85,8 +85,8 @@ def open_loop(loop: LoopRun, store: Any, *, resume: bool) -> bool:
             raise
     recorder = run.recorder
     digest = _digest(loop.initial, codec)
-    place = recorder.place_of(run, digest)
-    recorded = recorder.recorded_run(place, run.name, digest)
+    place = recorder.recall.place_of(run, digest)
+    recorded = recorder.recall.recorded_run(place, run.name, digest)
     if recorded is not None:
         run._id = recorded.started.run_id
     recorder.describe(run, codec)
@@ -95,11 +95,11 @@ def open_loop(loop: LoopRun, store: Any, *, resume: bool) -> bool:
         return False
     _check_steps(loop, recorded)
     if recorded.ended is not None and not recorded.ended.raised and recorded.ended.stop_reason not in _UNFINISHED:
-        recorder.consume_run(run.id, None)
+        recorder.recall.consume_run(run.id, None)
         loop.outcome = _result(loop, recorded)
         return True
     under_way = recorded.under_way
-    recorder.consume_run(run.id, under_way.number if under_way is not None else 1)
+    recorder.recall.consume_run(run.id, under_way.number if under_way is not None else 1)
     _restore(loop, recorded)
     return False
 
@@ -155,7 +155,9 @@ def _begin(loop: LoopRun, recorder: Recorder, codec: Codec, resume: bool) -> boo
         if run.deadline is not None:
             run.deadline -= story.elapsed
         under_way = recorded.under_way
-        recorder.resume(under_way.number if under_way is not None and under_way.returned is None else None, ended)
+        recorder.recall.resume(
+            under_way.number if under_way is not None and under_way.returned is None else None, ended
+        )
     return False
 
 
@@ -282,8 +284,8 @@ def _restore(loop: LoopRun, recorded: RunStory) -> None:
     under_way = recorded.under_way
     if under_way is None:
         return
-    run.past = run.recorder.past_calls(run.id, under_way.number)
-    run.outcomes = run.recorder.past_outcomes(run.id, under_way.number)
+    run.past = run.recorder.recall.past_calls(run.id, under_way.number)
+    run.outcomes = run.recorder.recall.past_outcomes(run.id, under_way.number)
     before = _read_passes(loop, recorded, under_way.number)
     loop._set(loop.codec(loop.completed).decode(under_way.value.text()))
     loop.rejections = 0

@@ -330,7 +330,7 @@ class Questions:
             for question in story.questions.values()
             if question.kind == "approval"
             and (question.digest, question.signer) == (digest, signer_of(key))
-            and not recorder.runs_again(question)
+            and not recorder.recall.runs_again(question)
         ]
         found = [(question, story.answers.get(question.question_id)) for question in asked]
         answers = [said for question, said in found if said is not None and self._signed(question, said, key)]
@@ -348,7 +348,7 @@ class Questions:
         for name, asked in story.questions.items():
             if name in self._used or (asked.kind, asked.tool, asked.signer) != ("approval", tool, signer_of(key)):
                 continue
-            if asked.call_id in story.calls or not self._recorder.runs_again(asked):
+            if asked.call_id in story.calls or not self._recorder.recall.runs_again(asked):
                 continue
             answer = story.answers.get(name)
             decision = None if answer is None else answer.decision

@@ -130,8 +130,8 @@ class ModelCall:
         recorder = self.run.recorder
         if recorder is None:
             return None
-        self.place = recorder.model_place(self.run, json.dumps(request, sort_keys=True, default=repr).encode())
-        answer: dict[str, Any] | None = recorder.recorded_response(self.place)
+        self.place = recorder.recall.model_place(self.run, json.dumps(request, sort_keys=True, default=repr).encode())
+        answer: dict[str, Any] | None = recorder.recall.recorded_response(self.place)
         if answer is not None:
             self.run.emit(events.ModelReplayed, call_id=self.id, model=self.name)
         return answer

@@ -122,7 +122,7 @@ class Inbox:
     def _check_same(self, recorder: Recorder, call: ToolCall, digest: str | None) -> None:
         """A yes that was given before the interruption holds for the arguments that it was given about."""
         questions = recorder.questions
-        if recorder.resuming is None or questions.knows(call.idempotency_key, digest, self.key):
+        if recorder.recall.resuming is None or questions.knows(call.idempotency_key, digest, self.key):
             return
         other = questions.unused_yes(call.name, self.key)
         if other is not None:
