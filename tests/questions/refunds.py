@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
 from typing import Any
 
-from loopguard import ApproveTool, Guard, Inbox, loop, result_of, tool
+from loopguard import ApprovalDenied, ApproveTool, Guard, Inbox, loop, result_of, tool
 
 _, STORE, EFFECTS, COMMAND, RUN, *REST = sys.argv
 AMOUNT = int(REST[0]) if REST else 49
@@ -42,8 +43,28 @@ def refunding(state: str) -> str:
     return refund(look(state), AMOUNT)
 
 
+@tool(approve=True)
+async def pay(who: str) -> str:
+    """One of several at once."""
+    effect(f"pay {who}")
+    return f"paid {who}"
+
+
+@loop(max=1, store=STORE, guard=Guard(ApproveTool(Inbox())))
+async def paying(state: str) -> str:
+    """Three payments at once, two of them the same."""
+    done = await asyncio.gather(pay("ann"), pay("bob"), pay("ann"), return_exceptions=True)
+    for one in done:
+        if isinstance(one, BaseException) and not isinstance(one, ApprovalDenied):
+            raise one
+    return json.dumps([getattr(one, "reason", one) for one in done])
+
+
 try:
-    result = refunding.run("A-1", run_id=RUN) if COMMAND == "start" else refunding.resume(RUN)
+    if COMMAND == "pay":
+        result = asyncio.run(paying.run("", run_id=RUN))
+    else:
+        result = refunding.run("A-1", run_id=RUN) if COMMAND == "start" else refunding.resume(RUN)
     code = None if result.error is None else getattr(result.error, "code", None)
     print(json.dumps({"stop": result.stop_reason, "value": result.value, "code": code}))
 except Exception as exc:  # what the test wants to hear of

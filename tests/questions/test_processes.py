@@ -106,3 +106,21 @@ def test_a_call_that_had_not_run_runs_with_the_yes_that_it_had(stage: Stage) -> 
     book.answer(book.questions()[0].id, "not_run", by="ann")
     assert stage.run("resume")["value"] == "refunded 49"
     assert stage.effects == ["look A-1", "refund A-1 49", "refund A-1 49"]
+
+
+@pytest.mark.parametrize("reason", ["use staging", None])
+def test_three_calls_at_once_are_answered_in_any_order(reason: str | None, stage: Stage) -> None:
+    """C42, C43: yes, no, yes in reverse order, in another process: bodies 1 and 3 run once each, in call order."""
+    assert stage.run("pay")["stop"] == "waiting"
+    book = journal.open(stage.store)
+    first, second, third = book.questions()
+    assert [each.arguments["who"] for each in (first, second, third)] == ["ann", "bob", "ann"]
+    assert len({first.id, second.id, third.id}) == 3
+    book.answer(third.id, Approval.approve())
+    book.answer(second.id, Approval.deny(reason))
+    book.answer(first.id, Approval.approve())
+    assert json.loads(stage.run("pay")["value"]) == ["paid ann", reason, "paid ann"]
+    assert json.loads(stage.run("pay")["value"]) == ["paid ann", reason, "paid ann"]
+    assert stage.effects == ["pay ann", "pay ann"]
+    refused = [event for event in book.events("r") if type(event).__name__ == "QuestionAnswered"]
+    assert sorted((event.decision, event.reason) for event in refused if event.decision == "deny") == [("deny", reason)]
