@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from loopguard import (
+    ApprovalDenied,
+    ApproveTool,
     ConfigurationError,
     Guard,
     LoopLimit,
@@ -334,14 +336,14 @@ def test_a_child_loops_calls_count_in_the_parents_iteration() -> None:
     assert outer.run(0).stop_reason == "max_iterations"
 
 
-def test_what_an_observed_limit_took_is_given_back_by_a_refusal() -> None:
-    """A call that another limit refuses counts nowhere, not even where nothing is enforced."""
+def test_what_an_observed_limit_took_is_given_back_by_a_no() -> None:
+    """A call that was admitted and then not approved counts nowhere, not even where nothing is enforced."""
     seen: list[events.Event] = []
     with Guard(RateLimit(1, 60), mode="observe", on_event=seen.append).scope("outer"):
-        with Guard(MaxSteps(0)).scope("inner"), pytest.raises(MaxStepsExceeded):
+        with Guard(ApproveTool(lambda call: False)).scope("inner"), pytest.raises(ApprovalDenied):
             look(1)
         assert look(2) == 2
-    assert [event.code for event in seen if isinstance(event, events.ToolRefused)] == ["max_steps"]
+    assert [event.code for event in seen if isinstance(event, events.ToolRefused)] == ["approval_denied"]
 
 
 def test_observe_mode_refuses_nothing_and_tells_what_it_would_have() -> None:
