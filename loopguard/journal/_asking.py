@@ -35,6 +35,8 @@ POLL = 0.1
 """Seconds between two looks for an answer that is waited for in place."""
 DRAIN = 30.0
 """Seconds that a run which is to be parked gives its other calls in flight to come to their end."""
+_VERBS = {"approval": "approve or deny", "extension": "approve or deny", "input": "answer", "uncertain": "answer"}
+"""How questions are answered in a shell, by kind."""
 _log = logging.getLogger("loopguard")
 
 
@@ -277,7 +279,8 @@ class Questions:
         recorder = self._recorder
         root = recorder.run
         goes_on = "waits for a person, and goes on when it is resumed"
-        reason = f"{matter.why}. The run {goes_on}. (For people: answer {question_id}{matter.hint})"
+        command = f"loopguard {_VERBS[matter.kind]} {question_id}"
+        reason = f"{matter.why}. The run {goes_on}. (For people: {command}{matter.hint})"
         recorder.latch(f"the run {root.name!r} {goes_on}", matter.code)
         with self._changed:
             self._blocked.update(INSIDE.get())
