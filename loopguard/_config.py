@@ -129,6 +129,8 @@ def configure(
     for name, fn in (("redact", redact), ("on_event", on_event)):
         if fn is not None and not callable(fn):
             raise ConfigurationError(f"{name}={fn!r}: give a callable")
+    if isinstance(store, str) and "://" not in store:
+        raise ConfigurationError(f"configure(store={store!r}): give a URL, such as sqlite:///runs.db")
     settings.version += 1
     if store is not None:
         settings.store = store

@@ -15,6 +15,7 @@ import pytest
 from loopguard import (
     Budget,
     CheckpointError,
+    ConfigurationError,
     EvaluationFailed,
     Guard,
     JournalError,
@@ -124,6 +125,16 @@ def test_an_unknown_run_can_not_be_resumed(store: str) -> None:
     with pytest.raises(RunNotFound):
         step.resume("nobody")
     assert journal.open(store).runs() == []
+
+
+def test_a_file_name_is_no_store_and_says_so_at_once() -> None:
+    """Not at the first run; and what was set before stays."""
+    before = settings.store
+    with pytest.raises(
+        ConfigurationError, match=r"configure\(store='runs\.db'\): give a URL, such as sqlite:///runs\.db"
+    ):
+        configure(store="runs.db")
+    assert settings.store is before
 
 
 def test_the_store_can_be_configured_or_come_from_the_environment(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
