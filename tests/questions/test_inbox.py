@@ -43,6 +43,7 @@ from loopguard.journal import Question
 from loopguard.journal._answers import Answer, opened, sealed
 from loopguard.journal._asking import Questions
 from loopguard.journal._recorder import Recorder
+from loopguard.journal._sqlite import SQLiteJournal
 from loopguard.testing import capture
 
 KEY = b"sixteen bytes at least"
@@ -54,7 +55,7 @@ class Order:
     amount: int
 
 
-def pay_loop(store: str, ran: list[str], guard: Guard, amount: Callable[[], int] = lambda: 10) -> Any:
+def pay_loop(store: Any, ran: list[str], guard: Guard, amount: Callable[[], int] = lambda: 10) -> Any:
     """A loop of one iteration that pays once."""
 
     @tool
@@ -579,6 +580,51 @@ def test_a_question_is_answered_once(store: str, ran: list[str]) -> None:
     assert error.reason == f"no {said.index('counted')}"
     with pytest.raises(AlreadyDecided):
         book.answer(question.id, True)
+
+
+class Overtaken(SQLiteJournal):
+    """A store in which somebody else is always a moment faster."""
+
+    first: Callable[[], object] | None = None
+
+    def post(self, run_id: str, name: str, body: bytes, instead_of: bytes | None = None) -> bytes:
+        first, self.first = self.first, None
+        if first is not None:
+            first()
+        return super().post(run_id, name, body, instead_of)
+
+
+def test_whoever_is_a_moment_later_is_told_who_was_first(store: str, ran: list[str]) -> None:
+    """Both had found the question open; the second hears of the first, and changes nothing."""
+    paying = pay_loop(store, ran, gated())
+    paying.run("", run_id="r")
+    book = journal.open(store)
+    question = only(book)
+    slower = Overtaken(store.removeprefix("sqlite:///"))
+    slower.first = lambda: book.answer(question.id, Approval.deny("no"), by="ann")
+    with pytest.raises(AlreadyDecided, match="deny by ann"):
+        journal.open(slower).answer(question.id, True, by="bob")
+    slower.close()
+    assert paying.resume("r").stop_reason is StopReason.APPROVAL
+    assert ran == []
+
+
+def test_an_answer_that_came_a_moment_before_the_timeout_counts(store: str, ran: list[str]) -> None:
+    """It had found the question open, and was written before the waiter gave up: it is taken up."""
+    expiring, answering = threading.Event(), []
+    waiters, persons = (Overtaken(store.removeprefix("sqlite:///")) for _ in range(2))
+    persons.first = lambda: expiring.wait(10)
+    waiters.first = lambda: (expiring.set(), answering[0].result(10))
+
+    def notify(asked: Question) -> None:
+        answering.append(pool.submit(journal.open(persons).answer, asked.id, True))
+
+    paying = pay_loop(waiters, ran, Guard(ApproveTool(Inbox(notify=notify), timeout=0.5)))
+    with ThreadPoolExecutor(1) as pool:
+        assert paying.run("").value == "paid 10"
+    assert ran == ["pay 10"]
+    waiters.close()
+    persons.close()
 
 
 @pytest.mark.parametrize("answer", ["yes", 1, None, "ran", {"decision": "approve"}])
