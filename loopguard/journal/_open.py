@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, NamedTuple
+from typing import Any
 
 from loopguard._config import settings
 from loopguard._plugins import STORES, check_plugin, load_plugin
@@ -18,11 +18,6 @@ from loopguard.journal._writer import Writer, writer_for
 from loopguard.redaction import safe_url
 
 __all__ = ["check_store", "default_store", "keep", "writer_of"]
-
-
-class _Location(NamedTuple):
-    path: str
-    durability: str
 
 
 def check_store(store: Any, what: str) -> Any:
